@@ -72,10 +72,12 @@ def _prepare(tokenizer: Tokenizer) -> None:
         with _preparing:
             for name in ("compile", "cache", "regex.regex", "schema.lowering"):
                 importlib.import_module(f"graftlm.core.grammar.{name}")
-            vocabulary_of(tokenizer).prepare()
+            vocabulary = vocabulary_of(tokenizer)
+            vocabulary.prepare()
         from graftlm.core.grammar.cache import start_processes
+        from graftlm.core.grammar.drafting.vocabulary_image import VocabularyImage
 
-        start_processes()
+        start_processes(lambda: VocabularyImage.of(vocabulary, tokenizer))
 
 
 def prepare_llguidance(tokenizer: Tokenizer) -> None:

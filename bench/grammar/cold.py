@@ -25,8 +25,10 @@ from bench.frameworks._paced import paced_runtime
 from bench.grammar.first import model_of_many_tokens
 from bench.harness import Options, Row, Timing, paired
 from graftlm import Request, Runtime, SamplingParams
+from graftlm.core.constraint import vocabulary_of
 from graftlm.core.grammar import cache
 from graftlm.core.grammar.automata import jit
+from graftlm.core.grammar.drafting.vocabulary_image import VocabularyImage
 from graftlm.core.model.load import choose_device
 
 NUM_REQUESTS = 64
@@ -71,14 +73,15 @@ def _runtime(model: str, device: str) -> Iterator[Runtime]:
 def run(options: Options) -> Iterator[Row]:
     device = choose_device("auto").type
     jit.wait()
-    cache.start_processes()
-    cache.processes.wait()
     with tempfile.TemporaryDirectory() as folder:
         sizes = ON_GPU if device == "cuda" else {}
         model = "sprout" if options.quick else model_of_many_tokens(Path(folder), **sizes)
         name = "sprout" if options.quick else "tiny llama, 128,000 tokens"
         shape = {"requests": NUM_REQUESTS, "model": name, "device": device if device == "cuda" else "clock"}
         with _runtime(model, device) as runtime:
+            vocabulary = vocabulary_of(runtime.tokenizer)
+            cache.start_processes(lambda: VocabularyImage.of(vocabulary, runtime.tokenizer))  # if loading has not yet
+            cache.processes.wait()
             for kind, make in (("closed", schema), ("open", open_schema)):
                 times = _times(runtime, make, options.choose(1, options.repeats))
                 ratios = [a / b for a, b in zip(times["cold"].samples, times["warm"].samples, strict=True)]

@@ -14,6 +14,7 @@ from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.compile import Grammar, can_be_drafted, compile_spec, read_options
 from graftlm.core.grammar.drafting.draft import Draft
 from graftlm.core.grammar.drafting.processes import Answer, DraftingProcesses, default_count
+from graftlm.core.grammar.drafting.vocabulary_image import VocabularyImage
 from graftlm.core.grammar.spec import JsonSchema, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -93,7 +94,7 @@ class GrammarCache:
             future.set_running_or_notify_cancel()
         task = (key, future, spec, vocabulary, given)
         if self._processes.ready and can_be_drafted(spec, vocabulary, given):
-            self._processes.submit(spec, given, partial(self._finish, task))
+            self._processes.submit(spec, given, partial(self._finish, task), vocabulary.fingerprint)
         else:
             self._workers.submit(self._compile, self._compiler, *task)
         return future
@@ -197,9 +198,9 @@ processes = DraftingProcesses(default_count())
 _shared = GrammarCache(processes=processes)
 
 
-def start_processes() -> None:
-    """Start the processes that compile constraints, on a machine with cores for them; returns at once."""
-    processes.start()
+def start_processes(image: Callable[[], VocabularyImage | None] | None = None) -> None:
+    """Start the processes that compile constraints, on a machine with cores for them; see `DraftingProcesses.start`."""
+    processes.start(image)
 
 
 def submit_compile(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:

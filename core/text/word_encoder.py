@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from graftlm.core.text.safe_cuts import description
 from graftlm.core.text.split_pattern import ASCII, GPT2, SplitPattern, UnknownPattern
-
-if TYPE_CHECKING:
-    from graftlm.core.text.tokenizer import Tokenizer
 
 _MAX_WORDS = 1 << 14
 _LONGEST_WORD = 32
@@ -27,10 +24,22 @@ Cuts = dict[str, frozenset[str]]
 """By ASCII character, those that begin a word behind it."""
 
 
-class WordEncoder:
-    """Encodes as `Tokenizer.encode_continuation` does. Thread-safe."""
+class Continuing(Protocol):
+    """The part of a `graftlm.core.text.tokenizer.Tokenizer` that goes on with texts."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    @property
+    def backend(self) -> Any: ...
+
+    @property
+    def continuation_backend(self) -> Any: ...
+
+    def encode_continuation(self, text: str) -> list[int]: ...
+
+
+class WordEncoder:
+    """Encodes as `encode_continuation` of a tokenizer does. Thread-safe."""
+
+    def __init__(self, tokenizer: Continuing) -> None:
         self._tokenizer = tokenizer
         self._ids: dict[str, list[int]] = {}
 

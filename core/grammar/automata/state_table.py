@@ -121,6 +121,11 @@ class StateTable(ABC):
         """int16 [num_states]: `degree` of each."""
         return np.array(self._degrees, np.int16)
 
+    @property
+    def singles(self) -> npt.NDArray[np.int16]:
+        """int16 [num_states]: the one byte that each singular state reads, -1 for the others."""
+        return np.array(self._singles, np.int16)
+
     @cached_property
     def _degrees(self) -> array[int]:
         return self._count()[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from graftlm.core.errors import GrammarError
@@ -28,6 +28,8 @@ from graftlm.core.grammar.compile import (
     language_of,
     takes_many_states,
 )
+from graftlm.core.grammar.engines.automaton import AutomatonGrammar
+from graftlm.core.grammar.engines.forced_texts import ForcedTexts
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.schema.lowering import any_value_rules
@@ -44,6 +46,7 @@ class Draft:
     lark      else its text for llguidance
     language  and its node, its rules but those of any value, and their lengths, pickled: most are never looked at
     error     why it has no automaton, raised where llguidance cannot take it either
+    forced    forced texts of the automaton, in the tokens of the vocabulary that it was drafted for
     """
 
     automaton: Dfa | Dpda | None = None
@@ -52,10 +55,21 @@ class Draft:
     issues: tuple[Issue, ...] = ()
     annotations: tuple[Issue, ...] = ()
     error: GrammarError | None = None
+    forced: ForcedTexts | None = None
 
 
-def draft(spec: Spec, options: Options) -> Draft:
-    """Compile for a vocabulary with a token for every byte. Raises GrammarError, as `compile_spec` does."""
+def draft(spec: Spec, options: Options, vocabulary: Vocabulary | None = None) -> Draft:
+    """Compile for this vocabulary, or any, with a token for every byte. Raises GrammarError, as `compile_spec` does."""
+    found = _drafted(spec, options)
+    if vocabulary is None or found.automaton is None:
+        return found
+    apart = replace(found, automaton=replace(found.automaton))  # what a grammar asks of it is not to be sent
+    grammar = finished(apart, vocabulary).compiled
+    assert isinstance(grammar, AutomatonGrammar)
+    return replace(found, forced=grammar.forced_texts())
+
+
+def _drafted(spec: Spec, options: Options) -> Draft:
     with limited(options.limits), paused():
         if not isinstance(spec, JsonSchema):
             return _automaton(language_of(spec, options), options)
@@ -111,11 +125,13 @@ def _lengths(whitespace: Whitespace, bounded_numbers: bool) -> dict[str, int]:
 
 
 def finished(found: Draft, vocabulary: Vocabulary) -> Grammar:
-    """The grammar over `vocabulary`, which has a token for every byte."""
+    """The grammar over `vocabulary`, which has a token for every byte; that of the draft, if it was drafted for one."""
     if isinstance(found.automaton, Dfa):
-        return Grammar("fsm", FsmGrammar(found.automaton, vocabulary), found.issues, found.annotations)
+        fsm = FsmGrammar(found.automaton, vocabulary, known=found.forced)
+        return Grammar("fsm", fsm, found.issues, found.annotations)
     if found.automaton is not None:
-        return Grammar("pda", PdaGrammar(found.automaton, vocabulary), found.issues, found.annotations)
+        pda = PdaGrammar(found.automaton, vocabulary, known=found.forced)
+        return Grammar("pda", pda, found.issues, found.annotations)
     from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 
     try:

@@ -17,6 +17,9 @@ _LONGEST_TASK = 1 << 14
 _BUFFER_BYTES = 1 << 20
 """What sockets may hold, if the machine allows it."""
 
+FOR_IMAGE = b"\1"
+"""Ends a task whose grammar is for the vocabulary that the processes have."""
+
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QQ")  # the number of the task, and the bytes of its answer
 

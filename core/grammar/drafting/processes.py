@@ -29,7 +29,8 @@ from typing import NamedTuple, TypeAlias
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import WALL_FACTOR
 from graftlm.core.grammar.drafting.draft import Draft
-from graftlm.core.grammar.drafting.messages import AnswerReader, TaskQueue, socket_pair
+from graftlm.core.grammar.drafting.messages import FOR_IMAGE, AnswerReader, TaskQueue, socket_pair
+from graftlm.core.grammar.drafting.vocabulary_image import VocabularyImage
 from graftlm.core.grammar.spec import Options, Spec
 
 MAX_PROCESSES = 12
@@ -41,7 +42,7 @@ _PATIENCE_S = 10.0
 that has nothing to do to take a task."""
 _LOOK_S, _NEXT_LOOK_S = 1.0, 0.01
 """How often to look for what hangs, and how soon again for a task that seems to be lost."""
-_MAIN = "from graftlm.core.grammar.drafting.worker import serve; serve({}, {}, {}, {}, {})"
+_MAIN = "from graftlm.core.grammar.drafting.worker import serve; serve({}, {}, {}, {}, {}, {})"
 
 log = logging.getLogger("graftlm.grammar")
 
@@ -91,6 +92,7 @@ class DraftingProcesses:
     def __init__(self, count: int) -> None:
         self.count = count if sys.platform == "linux" else 0
         self.num_drafted = 0
+        self._fingerprint: str | None = None  # of the vocabulary that they have
         self._helper: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
         self._queue: TaskQueue | None = None
@@ -114,19 +116,33 @@ class DraftingProcesses:
         """Whether a process waits for work or is at work."""
         return bool(self._alive)
 
-    def start(self) -> None:
-        """Start the processes, once; returns at once. Where that fails, none will be ready."""
+    def start(self, image: Callable[[], VocabularyImage | None] | None = None) -> None:
+        """Start the processes, once; returns at once. Where that fails, none will be ready.
+
+        image  makes what they need of the vocabulary for which most constraints will be: for that one they work out
+               forced texts as well. It is called where they start.
+        """
+        if self._helper is not None or not self.count:
+            return
+        made = None if image is None else image()
         with self._lock:
             if self._helper is not None or not self.count:
                 return
             try:
-                self._start()
+                self._start(made)
             except OSError as error:
                 log.warning("no processes compile constraints, threads do: %s", error)
                 self.count = 0
 
-    def _start(self) -> None:
+    def _start(self, image: VocabularyImage | None) -> None:
         with ExitStack() as theirs:
+            described = None
+            if image is not None:
+                described = os.memfd_create("vocabulary")
+                theirs.callback(os.close, described)
+                with open(described, "wb", closefd=False) as file:
+                    pickle.dump(image, file, pickle.HIGHEST_PROTOCOL)
+                self._fingerprint = image.fingerprint
             numbers = os.memfd_create("tasks at work")
             theirs.callback(os.close, numbers)
             os.ftruncate(numbers, 8 * self.count)
@@ -142,12 +158,13 @@ class DraftingProcesses:
             if owner is not None:
                 theirs.callback(os.close, owner)
             threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-            code = _MAIN.format(queue.theirs.fileno(), descriptors, numbers, orders.fileno(), owner)
+            code = _MAIN.format(queue.theirs.fileno(), descriptors, numbers, orders.fileno(), owner, described)
             passed = [queue.theirs.fileno(), *descriptors, numbers, orders.fileno()]
+            passed += [descriptor for descriptor in (owner, described) if descriptor is not None]
             self._helper = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", "-c", code],
                 env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
-                pass_fds=passed if owner is None else [*passed, owner],
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -163,12 +180,16 @@ class DraftingProcesses:
         if self._helper is not None:
             self._settled.wait()
 
-    def submit(self, spec: Spec, options: Options, done: Callable[[Answer], object]) -> None:
+    def submit(
+        self, spec: Spec, options: Options, done: Callable[[Answer], object], fingerprint: str | None = None
+    ) -> None:
         """Have one of the processes draft `spec`; `done` gets the answer, mostly on the thread that reads them.
 
-        What `done` does holds up the other answers.
+        What `done` does holds up the other answers. fingerprint  of the vocabulary that the grammar will be for
         """
         data = pickle.dumps(spec) + _pickled(options)
+        if fingerprint is not None and fingerprint == self._fingerprint:
+            data += FOR_IMAGE
         task = _Task(WALL_FACTOR * options.limits.seconds + _PATIENCE_S, time.monotonic(), done)
         with self._lock:
             accepted = bool(self._alive)

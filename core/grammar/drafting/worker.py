@@ -15,11 +15,12 @@ from io import BytesIO
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.drafting.draft import Draft, draft
 from graftlm.core.grammar.drafting.forks import Forks, follow
-from graftlm.core.grammar.drafting.messages import answer, take
+from graftlm.core.grammar.drafting.messages import FOR_IMAGE, answer, take
 from graftlm.core.grammar.spec import JsonSchema, Options
+from graftlm.core.grammar.vocabulary import Vocabulary
 
 
-def serve(queue: int, descriptors: list[int], at_work: int, orders: int, owner: int | None) -> None:
+def serve(queue: int, descriptors: list[int], at_work: int, orders: int, owner: int | None, image: int | None) -> None:
     """Be the helper: get ready, fork a process for each descriptor, and end with the owner.
 
     queue        descriptor of the socket from which they take tasks
@@ -27,6 +28,7 @@ def serve(queue: int, descriptors: list[int], at_work: int, orders: int, owner: 
     at_work      of a file in which each writes the number of its task, 0 while it has none: 8 bytes for each
     orders       of the socket over which the owner says which to end
     owner        of the owner's process
+    image        of a file with the pickled VocabularyImage for which they draft, if there is one
     """
     from graftlm.core.grammar.automata import jit
 
@@ -35,9 +37,15 @@ def serve(queue: int, descriptors: list[int], at_work: int, orders: int, owner: 
     order_socket = socket.socket(fileno=orders)
     follower = threading.Thread(target=follow, args=(order_socket, owner, forks), daemon=True)
     follower.start()
+    vocabulary = None
+    if image is not None:
+        with open(image, "rb") as file:
+            file.seek(0)
+            vocabulary = pickle.load(file).vocabulary()
     jit.wait()
     for payload in ({"type": "integer"}, {}):
-        draft(JsonSchema({"type": "object", "properties": {"a": payload, "b": {"type": "string"}}}), Options())
+        schema = {"type": "object", "properties": {"a": payload, "b": {"type": "string"}}}
+        draft(JsonSchema(schema), Options(), vocabulary)
     gc.collect()
     gc.freeze()  # so that no collection touches what the forks share
     numbers = memoryview(mmap.mmap(at_work, 8 * len(descriptors))).cast("Q")
@@ -47,7 +55,7 @@ def serve(queue: int, descriptors: list[int], at_work: int, orders: int, owner: 
         order_socket.close()
         for other in inherited - {descriptor}:
             os.close(other)
-        _work(socket.socket(fileno=queue), socket.socket(fileno=descriptor), numbers, place)
+        _work(socket.socket(fileno=queue), socket.socket(fileno=descriptor), numbers, place, vocabulary)
 
     for place, descriptor in enumerate(descriptors):
         forks.start(place, partial(work, place, descriptor))
@@ -56,17 +64,19 @@ def serve(queue: int, descriptors: list[int], at_work: int, orders: int, owner: 
     follower.join()  # the forks end with this thread
 
 
-def _work(queue: socket.socket, answers: socket.socket, numbers: memoryview, place: int) -> None:
+def _work(
+    queue: socket.socket, answers: socket.socket, numbers: memoryview, place: int, vocabulary: Vocabulary | None
+) -> None:
     """Draft until there is nobody to do it for."""
     answer(answers, 0, b"")
     while True:
         number, data = take(queue)
         numbers[place] = number
         file = BytesIO(data)
-        spec, options = pickle.load(file), pickle.load(file)
+        spec, options, for_image = pickle.load(file), pickle.load(file), file.read() == FOR_IMAGE
         found: Draft | GrammarError | None
         try:
-            found = draft(spec, options)
+            found = draft(spec, options, vocabulary if for_image else None)
         except GrammarError as error:
             found = error
         except Exception:  # too deep a recursion, too little memory: met again, and reported, where it was asked

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from graftlm.core.errors import ConfigError
-from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.endings import EndingTooLongError
+from graftlm.core.grammar.automata.run_starts import run_starts
+from graftlm.core.grammar.automata.stack.dpda import Dpda
+from graftlm.core.grammar.engines.forced_texts import ForcedText, ForcedTexts
 from graftlm.core.grammar.masks.healing import encode_after, hold_back
 from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
 from graftlm.core.grammar.masks.rows.packed_row import write
@@ -19,44 +22,10 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _MAX_REMEMBERED = 1 << 14
+_MAX_FORCED, _MAX_STARTS = 64, 128
+"""Forced texts of one grammar that are worked out beforehand, and where they are sought: 2 ms."""
 _MAX_DEPTH = 64
 """Numbers in the longest place of which anything is remembered."""
-
-
-class Automaton(Protocol):
-    """Places and the bytes that lead from one to the next."""
-
-    @property
-    def start(self) -> Place: ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory, in bytes."""
-        ...
-
-    def walk(self, place: Place, data: bytes) -> Place | None:
-        """The place after `data`, or None when it is not allowed."""
-        ...
-
-    def accepts(self, place: Place) -> bool:
-        """Whether the text may end here."""
-        ...
-
-    def is_singular(self, place: Place) -> bool:
-        """Whether one byte must follow."""
-        ...
-
-    def run(self, place: Place) -> tuple[bytes, Place]:
-        """The bytes that must follow, and where they lead."""
-        ...
-
-    def is_final(self, place: Place) -> bool:
-        """Whether nothing can follow."""
-        ...
-
-    def ending_bound(self, place: Place) -> int:
-        """At least as many bytes as the shortest way to an end of the text has."""
-        ...
 
 
 class AutomatonGrammar(ABC):
@@ -66,8 +35,12 @@ class AutomatonGrammar(ABC):
 
     engine: ClassVar[str]
 
-    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, masks: MaskRows) -> None:
+    def __init__(
+        self, automaton: Dfa | Dpda, vocabulary: Vocabulary, masks: MaskRows, known: ForcedTexts | None = None
+    ) -> None:
+        """known  forced texts of this automaton and this vocabulary"""
         self.automaton = automaton
+        self._known = known
         self.vocabulary = vocabulary
         self.masks = masks
         self._runs: dict[Place, tuple[bytes, Place]] = {}
@@ -76,7 +49,7 @@ class AutomatonGrammar(ABC):
 
     @property
     def num_bytes(self) -> int:
-        return self.automaton.num_bytes + self.masks.num_bytes
+        return self.automaton.num_bytes + self.masks.num_bytes + (0 if self._known is None else self._known.num_bytes)
 
     @abstractmethod
     def matcher(self) -> AutomatonMatcher: ...
@@ -103,9 +76,21 @@ class AutomatonGrammar(ABC):
             return b"", place
         found = self._runs.get(place)
         if found is None:
-            found = self.automaton.run(place)
+            known = None if self._known is None else self._known.run(place)
+            found = self.automaton.run(place) if known is None else known
             _remember(self._runs, place, place, found)
         return found
+
+    def forced_texts(self) -> ForcedTexts:
+        """What is forced between two values, worked out now: an equal grammar can be made with it."""
+        found: list[ForcedText] = []
+        none = self.automaton.start[1:]
+        for state in run_starts(self.automaton)[:_MAX_STARTS]:
+            text, after = self.run((state, *none))
+            ids = self.forced((state, *none), -1)
+            if ids and after[1:] == none:
+                found.append(ForcedText(state, after[0], text, ids))
+        return ForcedTexts.of(found[:_MAX_FORCED])
 
     def forced(self, place: Place, last_token: int) -> tuple[int, ...]:
         """The healed tokens of the forced bytes at `place`, after `last_token` (-1: after nothing)."""
@@ -117,7 +102,9 @@ class AutomatonGrammar(ABC):
         if found is None:
             if last_token >= 0 and not self.vocabulary.joins(last_token, data):
                 found = self.forced(place, -1)
-            else:
+            elif last_token < 0 and self._known is not None:
+                found = self._known.ids(place)
+            if found is None:
                 found = self._healed(place, last_token, data, after)
             _remember(self._forced, place, key, found)
         return found

@@ -11,6 +11,7 @@ from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.endings import shortest_ending
 from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
+from graftlm.core.grammar.engines.forced_texts import ForcedTexts
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.spelling import Spelling, is_complete
 from graftlm.core.grammar.masks.walks.trie_walk import first_continued
@@ -23,14 +24,21 @@ class FsmGrammar(AutomatonGrammar):
 
     engine = "fsm"
 
-    def __init__(self, dfa: Dfa, vocabulary: Vocabulary, *, max_mask_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        dfa: Dfa,
+        vocabulary: Vocabulary,
+        *,
+        max_mask_bytes: int = 64 << 20,
+        known: ForcedTexts | None = None,
+    ) -> None:
         """Use `dfa` as it is; without a token for every byte, it must be one without counters.
 
         Raises GrammarError when the vocabulary cannot spell any text of the language.
         """
         self.dfa = dfa
         self._spelling = None if is_complete(dfa, vocabulary) else Spelling.of(_without_counters(dfa), vocabulary)
-        super().__init__(dfa, vocabulary, Masks(dfa, vocabulary, max_mask_bytes, self._spelling))
+        super().__init__(dfa, vocabulary, Masks(dfa, vocabulary, max_mask_bytes, self._spelling), known)
 
     @classmethod
     def compile(

@@ -12,6 +12,7 @@ from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
+from graftlm.core.grammar.engines.forced_texts import ForcedTexts
 from graftlm.core.grammar.masks.spelling import is_complete
 from graftlm.core.grammar.masks.stack_masks import StackMasks
 from graftlm.core.grammar.masks.walks.stack_walk import first_continued
@@ -26,7 +27,14 @@ class PdaGrammar(AutomatonGrammar):
 
     engine = "pda"
 
-    def __init__(self, dpda: Dpda, vocabulary: Vocabulary, *, max_mask_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        dpda: Dpda,
+        vocabulary: Vocabulary,
+        *,
+        max_mask_bytes: int = 64 << 20,
+        known: ForcedTexts | None = None,
+    ) -> None:
         """Raises GrammarError when the vocabulary lacks tokens for single bytes."""
         if not is_complete(dpda, vocabulary):
             raise GrammarError(
@@ -34,7 +42,7 @@ class PdaGrammar(AutomatonGrammar):
                 "let the engine be chosen"
             )
         self.dpda = dpda
-        super().__init__(dpda, vocabulary, StackMasks(dpda, vocabulary, max_mask_bytes))
+        super().__init__(dpda, vocabulary, StackMasks(dpda, vocabulary, max_mask_bytes), known)
 
     @classmethod
     def compile(
