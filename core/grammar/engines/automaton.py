@@ -85,11 +85,15 @@ class AutomatonGrammar(ABC):
         """What is forced between two values, worked out now: an equal grammar can be made with it."""
         found: list[ForcedText] = []
         none = self.automaton.start[1:]
+        ids_of: dict[tuple[bytes, Place], tuple[int, ...]] = {}  # several states may begin the same text
         for state in run_starts(self.automaton)[:_MAX_STARTS]:
-            text, after = self.run((state, *none))
-            ids = self.forced((state, *none), -1)
-            if ids and after[1:] == none:
-                found.append(ForcedText(state, after[0], text, ids))
+            run = text, after = self.run((state, *none))
+            if after[1:] != none:
+                continue
+            if run not in ids_of:
+                ids_of[run] = self.forced((state, *none), -1)
+            if ids_of[run]:
+                found.append(ForcedText(state, after[0], text, ids_of[run]))
         return ForcedTexts.of(found[:_MAX_FORCED])
 
     def forced(self, place: Place, last_token: int) -> tuple[int, ...]:
