@@ -24,6 +24,8 @@ V = TypeVar("V")
 _MAX_REMEMBERED = 1 << 14
 _MAX_FORCED, _MAX_STARTS = 64, 128
 """Forced texts of one grammar that are worked out beforehand, and where they are sought: 2 ms."""
+_LONGEST_FORCED = 1 << 10
+"""Bytes of such a text; longer ones are few, and take as long as many others."""
 _MAX_DEPTH = 64
 """Numbers in the longest place of which anything is remembered."""
 
@@ -88,7 +90,7 @@ class AutomatonGrammar(ABC):
         ids_of: dict[tuple[bytes, Place], tuple[int, ...]] = {}  # several states may begin the same text
         for state in run_starts(self.automaton)[:_MAX_STARTS]:
             run = text, after = self.run((state, *none))
-            if after[1:] != none:
+            if after[1:] != none or len(text) > _LONGEST_FORCED:
                 continue
             if run not in ids_of:
                 ids_of[run] = self.forced((state, *none), -1)

@@ -67,6 +67,15 @@ def test_known_texts_are_not_found_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert matcher.advance(matcher.forced([])) > 0
 
 
+def test_long_texts_are_left_to_whoever_asks() -> None:
+    vocabulary = bpe_vocabulary()
+    spec = JsonSchema({"type": "object", "properties": {"a": {"const": "x" * 3000}}, "required": ["a"]})
+    found = draft(spec, Options(), vocabulary)
+    assert found.forced is not None and found.forced.run((1,)) is None
+    matcher = finished(found, vocabulary).matcher()
+    assert vocabulary.decode(matcher.forced([])).startswith(b'{"a":"xxx')
+
+
 def test_drafts_for_no_vocabulary_have_none() -> None:
     found = draft(JsonSchema(SCHEMAS["closed"]), Options())
     assert found.forced is None and finished(found, BYTES).engine == "fsm"
