@@ -145,7 +145,11 @@ def compile_spec(
 def _compiled(
     spec: Spec, vocabulary: Vocabulary, options: Options, drafter: Callable[[Spec, Options], Draft] | None
 ) -> Grammar:
-    has_distinct = isinstance(spec, JsonSchema) and _has_distinct_parts(spec)
+    has_distinct = False
+    if isinstance(spec, JsonSchema):
+        from graftlm.core.grammar.schema.distinct.distinct_parts import has_distinct_parts
+
+        has_distinct = has_distinct_parts(spec)
     reader: SchemaReader | None = None
     try:
         if drafter is not None and can_be_drafted(spec, vocabulary, options):
@@ -190,12 +194,6 @@ def _forget_frames(error: BaseException | None, handled: BaseException | None) -
     while error is not None and error is not handled:
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def _has_distinct_parts(spec: JsonSchema) -> bool:
-    from graftlm.core.grammar.schema.distinct.distinct_parts import has_distinct_parts
-
-    return has_distinct_parts(spec)
 
 
 def can_be_drafted(spec: Spec, vocabulary: Vocabulary, options: Options) -> bool:

@@ -8,7 +8,7 @@ from graftlm.core.grammar.schema.member_names import may_count_names
 from graftlm.core.grammar.spec import JsonSchema
 
 _STANDARD = re.compile(r'"(?:\$ref|\$dynamicRef|\$id|id)":"https?://json-schema\.org/')
-"""Of a schema that refers to the schemas of schemas, which have `uniqueItems` and are no part of its text."""
+"""A schema that refers to a metaschema, which has `uniqueItems`; the metaschema is no part of its text."""
 
 
 def has_distinct_parts(spec: JsonSchema) -> bool:
