@@ -1,4 +1,4 @@
-"""Where forced texts begin: states with one way on that a state with several ways leads to."""
+"""run_starts: the states at which forced texts begin. One byte goes on from them, and several from a state before."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NoReturn
 
 from graftlm.core.grammar import ast
@@ -14,7 +15,7 @@ _MAX_COUNT = 1 << 24
 _MAX_NESTING = 29  # of groups: llguidance's own limit
 
 
-class Reader:
+class Reader(ABC):
     """Reads tokens from left to right. Raises GrammarError with line and column of what cannot be read."""
 
     def __init__(self, text: str, tokens: list[Token], start: str) -> None:
@@ -57,7 +58,7 @@ class Reader:
         return ast.Rule(token.text)
 
     def _group(self, opening: Token, closing: str) -> Node:
-        """What stands between brackets, whose opening one was just read."""
+        """The body of a group, behind its opening bracket, and the closing one."""
         check()
         self._nesting += 1
         if self._nesting > _MAX_NESTING:
@@ -68,8 +69,9 @@ class Reader:
             self._fail(f"{opening.text!r} is not closed: {self._shown()} stands where {closing!r} should", opening.at)
         return found
 
+    @abstractmethod
     def _alternatives(self) -> Node:
-        raise NotImplementedError
+        """The body of a rule or a group."""
 
     def _counted(self, item: Node, low: int, high: int | None, at: int) -> Node:
         """`item` repeated as braces say."""

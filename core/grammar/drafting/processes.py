@@ -136,11 +136,11 @@ class DraftingProcesses:
 
     def _start(self, image: VocabularyImage | None) -> None:
         with ExitStack() as theirs:
-            described = None
+            vocabulary = None
             if image is not None:
-                described = os.memfd_create("vocabulary")
-                theirs.callback(os.close, described)
-                with open(described, "wb", closefd=False) as file:
+                vocabulary = os.memfd_create("vocabulary")
+                theirs.callback(os.close, vocabulary)
+                with open(vocabulary, "wb", closefd=False) as file:
                     pickle.dump(image, file, pickle.HIGHEST_PROTOCOL)
                 self._fingerprint = image.fingerprint
             numbers = os.memfd_create("tasks at work")
@@ -158,9 +158,9 @@ class DraftingProcesses:
             if owner is not None:
                 theirs.callback(os.close, owner)
             threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-            code = _MAIN.format(queue.theirs.fileno(), descriptors, numbers, orders.fileno(), owner, described)
+            code = _MAIN.format(queue.theirs.fileno(), descriptors, numbers, orders.fileno(), owner, vocabulary)
             passed = [queue.theirs.fileno(), *descriptors, numbers, orders.fileno()]
-            passed += [descriptor for descriptor in (owner, described) if descriptor is not None]
+            passed += [descriptor for descriptor in (owner, vocabulary) if descriptor is not None]
             self._helper = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", "-c", code],
                 env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},

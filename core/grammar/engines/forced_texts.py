@@ -36,7 +36,7 @@ class ForcedTexts:
 
     @classmethod
     def of(cls, found: Iterable[ForcedText]) -> ForcedTexts:
-        """Of texts in the order of their states."""
+        """Keep `found`, which comes in ascending order of states."""
         known = list(found)
         text_ends, id_ends, ids = array("i"), array("i"), array("i")
         texts = bytearray()

@@ -26,27 +26,30 @@ from graftlm.core.grammar.regex.lookarounds import Lookahead, Lookbehind
 
 
 def line_end(position: int) -> Node:
+    """The placeholder of a `$` at `position` in the pattern."""
     return Rule(f"~{position}")
 
 
 def in_pattern(node: Node) -> Node:
-    """`node` with each of these places said in other words, where the text ends with a match of it."""
-    return _Places(ahead=False).said(node, last=True, taken=False)
+    """`node`, a whole pattern, with each `$` replaced by nodes that `re` would match alike."""
+    return _LineEnds(ahead=False).replaced(node, last=True, taken=False)
 
 
 def in_look(node: Node, kind: type) -> Node:
-    """The same for the body of a lookaround, after which any text may follow."""
+    """The same for the body of a lookaround of this kind, after which any text may follow."""
     if kind is Lookbehind:  # none is kept there, and the error says so
         return _with_ends(node)
-    return _Places(ahead=True).said(node, last=True, taken=False)
+    return _LineEnds(ahead=True).replaced(node, last=True, taken=False)
 
 
-class _Places:
+class _LineEnds:
+    """Replaces placeholders: in the body of a lookahead if `ahead`, else in a whole pattern."""
+
     def __init__(self, *, ahead: bool) -> None:
         self._ahead = ahead
 
-    def said(self, node: Node, *, last: bool, taken: bool) -> Node:
-        """`node` in other words.
+    def replaced(self, node: Node, *, last: bool, taken: bool) -> Node:
+        """`node` with each `$` replaced by lookaheads and ends of the text.
 
         last   whether it is the last part
         taken  whether what comes after it may take a line break
@@ -61,15 +64,15 @@ class _Places:
             case Concat(items):
                 parts: list[Node] = []
                 for item in reversed(items):
-                    parts.append(self.said(item, last=last, taken=taken))
+                    parts.append(self.replaced(item, last=last, taken=taken))
                     last, taken = False, _takes_break(item) or taken and _is_empty(item)
                 return concat(*reversed(parts))
             case Alternation(items):
-                return alternation(*(self.said(item, last=last, taken=taken) for item in items))
+                return alternation(*(self.replaced(item, last=last, taken=taken) for item in items))
             case Repeat(item, low, 1):
-                return repeat(self.said(item, last=last, taken=taken), low, 1)
+                return repeat(self.replaced(item, last=last, taken=taken), low, 1)
             case Repeat(item, low, high):
-                return repeat(self.said(item, last=False, taken=taken or _takes_break(item)), low, high)
+                return repeat(self.replaced(item, last=False, taken=taken or _takes_break(item)), low, high)
         return node
 
 

@@ -81,7 +81,7 @@ class Slice:
             allowed, ends = fits != 0, tokens.offsets[1:]
             for i in np.flatnonzero(tokens.holding(BACKSLASH)).tolist():
                 here = slice(starts[i], ends[i])
-                found = _read_escapes(tokens.data[here].tobytes(), allowed[here].tolist(), chars.escaped)
+                found = _read_characters(tokens.data[here].tobytes(), allowed[here].tolist(), chars.escaped)
                 self._escapes[i] = found
                 if found[2] == _NONE and tokens.whole_characters[i]:
                     inside[i], lengths[i] = True, tokens.num_characters[i] - found[1]
@@ -165,7 +165,7 @@ class Slice:
         return np.packbits(padded, bitorder="little").view(np.int32)
 
 
-def _read_escapes(data: bytes, fits: list[bool], escaped: bytes) -> tuple[int, int, int]:
+def _read_characters(data: bytes, fits: list[bool], escaped: bytes) -> tuple[int, int, int]:
     """Read the characters of a class that `data` begins with, of which some are escapes.
 
     fits  whether each byte by itself is a character, or a part of one beyond ASCII

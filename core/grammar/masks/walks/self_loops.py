@@ -91,11 +91,11 @@ def _written_out(automaton: Dfa | Dpda, state: int, longest: int) -> SelfLoop | 
     if not room:
         return None
     flags = chars.tobytes()
-    found, flags_out = CharClass(flags, flags, bool(wide), bool(wide)), exits.tobytes()
+    found, leaving = CharClass(flags, flags, bool(wide), bool(wide)), exits.tobytes()
     escapes = Escapes.of(automaton, (state,), flags.index(1), int(room))
     if escapes is not None:
-        found, flags_out = replace(found, escaped=escapes.characters), flags_out + escapes.others
-    return SelfLoop(found, room=int(room) if room < longest else None, exits=flags_out)
+        found, leaving = replace(found, escaped=escapes.characters), leaving + escapes.others
+    return SelfLoop(found, room=int(room) if room < longest else None, exits=leaving)
 
 
 @loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])", quick=True)
