@@ -35,7 +35,12 @@ from graftlm.core.grammar.regex.lookarounds import Lookahead
 
 
 class InThreadsError(Exception):
-    """The pattern has a lookahead that only `threads.language` keeps."""
+    """The pattern has a lookahead or an anchor that only `threads.language` keeps.
+
+    useless  the error that says so if the anchor lets nothing match
+    """
+
+    useless: GrammarError | None = None
 
 
 def start_anchor(position: int) -> Node:
@@ -161,7 +166,7 @@ def _lookahead_in(node: Node) -> Lookahead | None:
 
 
 def split(node: Node) -> list[tuple[bool, Node, bool]]:
-    """Alternatives without anchors: bound to the start, the alternative, bound to the end."""
+    """Alternatives without anchors: bound to the start, the alternative, bound to the end. Raises InThreadsError."""
     parts = [
         (at_start, inner, at_end)
         for at_start, body in _peel(node, "^", _first)
@@ -173,11 +178,13 @@ def split(node: Node) -> list[tuple[bool, Node, bool]]:
     found = next((anchor for anchor in anchors if anchor is not None), None)
     if found is not None:
         position = int(found.name[1:])
-        raise GrammarError(
+        error = InThreadsError()
+        error.useless = GrammarError(
             f"regex, position {position}: {found.name[0]!r} holds at the ends of the pattern only; "
             "leave it out or move it there",
             position=position,
         )
+        raise error
     return kept
 
 

@@ -37,9 +37,7 @@ def in_pattern(node: Node) -> Node:
 
 def in_look(node: Node, kind: type) -> Node:
     """The same for the body of a lookaround of this kind, after which any text may follow."""
-    if kind is Lookbehind:  # none is kept there, and the error says so
-        return _with_ends(node)
-    return _LineEnds(ahead=True).replaced(node, last=True, taken=False)
+    return _LineEnds(ahead=True).replaced(node, last=kind is not Lookbehind, taken=False)
 
 
 class _LineEnds:
@@ -74,19 +72,6 @@ class _LineEnds:
             case Repeat(item, low, high):
                 return repeat(self.replaced(item, last=False, taken=taken or _takes_break(item)), low, high)
         return node
-
-
-def _with_ends(node: Node) -> Node:
-    match node:
-        case Rule(name) if name[0] == "~":
-            return end_anchor(int(name[1:]))
-        case Concat(items):
-            return concat(*map(_with_ends, items))
-        case Alternation(items):
-            return alternation(*map(_with_ends, items))
-        case Repeat(item, low, high):
-            return repeat(_with_ends(item), low, high)
-    return node
 
 
 def _takes_break(node: Node) -> bool:

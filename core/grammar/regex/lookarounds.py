@@ -91,6 +91,12 @@ def boundary(position: int, *, is_one: bool, wide: bool | None, ascii_only: bool
     return alternation(between(True, True), concat(some, between(False, False)))
 
 
+def line_edge(position: int, *, is_start: bool, breaks: tuple[Range, ...]) -> Node:
+    """The start of a line or its end: that of the text, or beside one of the characters `breaks`."""
+    look = Lookbehind if is_start else Lookahead
+    return alternation(Rule(f"{'^' if is_start else '$'}{position}"), look(char_set(breaks), False, position))
+
+
 def looks_behind(node: Node) -> bool:
     """Whether there is a lookbehind in `node`."""
     match node:

@@ -2,23 +2,21 @@ r"""Regular expressions in the dialect of Python's `re`, as far as it is regular
 
     a . [a-z^] [^...] \d \D \w \W \s \S \p{L} \P{L} \n \t \x41 \u0041 \U00000041 \N{BULLET} \101 \.
     (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...) \1 (?P=name) \k<name>
-    (?=...) (?!...) (?<=...) (?<!...) \b \B
+    (?=...) (?!...) (?<=...) (?<!...) \b \B ^ $ \A \Z
     | * + ? {m} {m,} {,n} {m,n} and their lazy forms
-    ^ $ \A \Z where no text can stand between them and the end
 
 `re` has no \p{...}; it means what it means in ECMA-262, Rust and PCRE, for general categories.
 
 Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead intersects what
-follows to the end, or is taken from it; threads.py keeps lookbehinds, and lookaheads in repeats. A backreference to a
-group of few texts is an alternative for each. Others, conditionals, atomic groups and possessive repeats are refused,
-with their position.
+follows to the end, or is taken from it; threads.py keeps lookbehinds, lookaheads in repeats, and lookarounds inside
+others. A backreference to a group of few texts is an alternative for each. Others, conditionals, atomic groups and
+possessive repeats are refused, with their position.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from contextlib import suppress
 
 from graftlm.core.grammar.ast import (
     ANY_CHAR,
@@ -58,10 +56,16 @@ def parse(
     Raises GrammarError with the position of what cannot be parsed or kept.
     """
     node = _Parser(pattern, max_depth, portable, wide).parse()
+    useless = None
     if not lookarounds.looks_behind(node):
-        with suppress(anchors.InThreadsError):
+        try:
             return anchors.found_anywhere(node, wide=wide) if search else anchors.anchored(node)
-    return threads.language(node, search=search, wide=wide)
+        except anchors.InThreadsError as error:
+            useless = error.useless
+    found = threads.language(node, search=search, wide=wide)
+    if useless is not None and not found.accepting:
+        raise useless
+    return found
 
 
 class _Parser(Scanner):
@@ -147,7 +151,8 @@ class _Parser(Scanner):
             return ANY_CHAR if self._flags.dot_all else char_set(complement(breaks))
         if c in "^$":
             if self._flags.multiline:
-                self._fail(f"{c} with the flag m means any line; leave the flag out", start)
+                breaks = charsets.PORTABLE_BREAKS if self._portable and self._wide else ((10, 10),)
+                return lookarounds.line_edge(start, is_start=c == "^", breaks=breaks)
             if c == "^" or self._portable:
                 return anchors.start_anchor(start) if c == "^" else anchors.end_anchor(start)
             self._has_line_ends = True

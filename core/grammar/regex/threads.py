@@ -1,12 +1,14 @@
-"""Regexes with lookbehinds, or with lookaheads in repeats, as an automaton over threads.
+"""Regexes with lookbehinds, or with lookaheads or anchors in repeats, as an automaton over threads.
 
 A thread is what has to match from here on, all of it, and what must not: at a lookahead its body joins the one or the
-other. What a lookbehind asks about is followed from the beginning of the text.
+other. What a lookbehind asks about is followed from the beginning of the text; where it looks ahead itself, a thread
+for each answer goes on, which owes or bans what was looked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from graftlm.core.errors import GrammarError
@@ -27,7 +29,6 @@ from graftlm.core.grammar.ast import (
     star,
 )
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.regex.anchors import split
 from graftlm.core.grammar.regex.lookarounds import Lookahead, Lookaround
 
 MAX_STATES = 20_000
@@ -38,13 +39,24 @@ _NONE: frozenset[int] = frozenset()
 _Behind: TypeAlias = tuple[frozenset[int] | None, ...]
 """For each lookbehind where its body may be by now; None where none of what is left asks about it."""
 
-
+_Sets: TypeAlias = tuple[frozenset[int], frozenset[int]]
 _Body: TypeAlias = tuple[type[Lookaround], Node, bool]
 
 
 def _body(look: Lookaround) -> _Body:
     """What two lookarounds share that look the same way for the same."""
     return type(look), look.body, look.wide
+
+
+class _Assertion(NamedTuple):
+    """What must hold where a jump is taken: the start of the text, or that `entry` matches what is beside the place.
+
+    entry  where the body of a lookahead begins; of a lookbehind, its number; None for the start
+    """
+
+    entry: int | None
+    is_ahead: bool = False
+    refused: bool = False
 
 
 class _Thread(NamedTuple):
@@ -56,11 +68,11 @@ class _Thread(NamedTuple):
     at_start: bool = False
 
 
-def language(node: Node, *, search: bool, wide: bool) -> Node:
+def language(node: Node, *, search: bool, wide: bool) -> Graph:
     """The texts that `node`, a pattern as it was parsed, matches as a whole or, with `search`, contain a match of it.
 
     wide  as in dialects where `$` also matches before a line break that ends the text.
-    Raises GrammarError with a position for a lookaround inside one that is refused or looks behind.
+    Raises GrammarError where the lookarounds need too many states.
     """
     program = _Program(wide)
     start = program.enter(node, _MATCHED if search else _AT_END)
@@ -74,10 +86,10 @@ class _Program:
 
     def __init__(self, wide: bool) -> None:
         self.moves: dict[int, tuple[tuple[Range, ...], int]] = {}
-        self.jumps: list[list[tuple[Rule | None, int]]] = [[], [], [], []]
-        self.lookbehinds: list[int] = []  # where the body of each begins
-        self.entries: dict[_Body, int] = {}  # where the body of a lookahead begins; of a lookbehind, its number
-        self.end = _WIDE_END if wide else _END
+        self.jumps: list[list[tuple[_Assertion | None, int]]] = [[], [], [], []]
+        self.lookbehinds: list[int] = []  # where the body of each begins; those inside another come before it
+        self._entries: dict[_Body, int] = {}
+        self._end = _WIDE_END if wide else _END
         line_break = self._state()
         self.moves[line_break] = (((10, 10),), _AT_END)
         self.jumps[_END] = [(None, _AT_END)]
@@ -111,34 +123,32 @@ class _Program:
                     place = self.enter(item, place)
                 return place
             case Rule():
-                if isinstance(node, Lookaround) and _body(node) not in self.entries:
-                    self._add_body(node)
-                return self._state((node, target))
+                return self._state((self._assertion(node), target))
         raise AssertionError(node)
 
-    def _add_body(self, look: Lookaround) -> None:
-        is_ahead = isinstance(look, Lookahead)
-        ways = []
-        for asks_for_start, body, ends in split(look.body):
-            if ends and not is_ahead:
-                raise GrammarError(
-                    f"regex, position {look.position}: '$' in a lookbehind; leave it out", position=look.position
-                )
-            way = self.enter(body, (_WIDE_END if look.wide else _END) if ends else _MATCHED)
-            ways.append((None, self._state((Rule("^"), way)) if asks_for_start else way))
-        entry = self._state(*ways)
-        if is_ahead:
-            self.entries[_body(look)] = entry
-        else:
-            self.entries[_body(look)] = len(self.lookbehinds)
-            self.lookbehinds.append(entry)
+    def _assertion(self, place: Rule) -> _Assertion:
+        if isinstance(place, Lookaround):
+            entry = self._entry(place)
+            return _Assertion(entry, isinstance(place, Lookahead), place.refused)
+        return _Assertion(self._end, is_ahead=True) if place.name[0] == "$" else _Assertion(None)
+
+    def _entry(self, look: Lookaround) -> int:
+        key = _body(look)
+        if key not in self._entries:
+            outer, self._end = self._end, _WIDE_END if look.wide else _END
+            self._entries[key] = entry = self.enter(look.body, _MATCHED)
+            self._end = outer
+            if not isinstance(look, Lookahead):
+                self._entries[key] = len(self.lookbehinds)
+                self.lookbehinds.append(entry)
+        return self._entries[key]
 
     def _move(self, ranges: tuple[Range, ...], target: int) -> int:
         state = self._state()
         self.moves[state] = (ranges, target)
         return state
 
-    def _state(self, *jumps: tuple[Rule | None, int]) -> int:
+    def _state(self, *jumps: tuple[_Assertion | None, int]) -> int:
         if len(self.jumps) > MAX_STATES:
             raise GrammarError(f"the regex needs more than {MAX_STATES:,} states; repeat less in it")
         self.jumps.append(list(jumps))
@@ -155,11 +165,14 @@ class _Program:
                 more = found[state]
                 if state in self.moves:
                     more |= found[self.moves[state][1]]
-                for look, target in self.jumps[state]:
+                for asserted, target in self.jumps[state]:
                     more |= found[target]
-                    if isinstance(look, Lookaround):
-                        entry = self.entries[_body(look)]
-                        more |= found[entry] if isinstance(look, Lookahead) else frozenset({entry})
+                    if asserted is None or asserted.entry is None:
+                        continue
+                    if asserted.is_ahead:
+                        more |= found[asserted.entry]
+                    else:  # its body may ask about others
+                        more |= {asserted.entry} | found[self.lookbehinds[asserted.entry]]
                 changed |= more != found[state]
                 found[state] = more
         return found
@@ -186,15 +199,15 @@ class _Threads:
                     "look less far, or repeat less beside them"
                 )
             steps: dict[_Thread, set[int]] = {}
-            behind = self._seen(thread)
-            for owed, banned in self._settled(thread, behind):
-                if owed <= {_AT_END} and _AT_END not in banned:
-                    accepting.add(number)
-                check()
-                for char in range(len(self._ranges)):
-                    after = self._after(owed, banned, behind, char)
-                    if after is not None:
-                        steps.setdefault(after, set()).add(char)
+            for behind, sure in self._seen(thread):
+                for owed, banned in self._settled(sure, behind):
+                    if owed <= {_AT_END} and _AT_END not in banned:
+                        accepting.add(number)
+                    check()
+                    for char in range(len(self._ranges)):
+                        after = self._after(owed, banned, behind, char)
+                        if after is not None:
+                            steps.setdefault(after, set()).add(char)
             row = []
             for after, chars in steps.items():
                 if after not in numbers:
@@ -225,54 +238,88 @@ class _Threads:
         asked = _NONE.union(*(self._asked[state] for state in states))
         return tuple(found if number in asked else None for number, found in enumerate(behind))
 
-    def _seen(self, thread: _Thread) -> _Behind:
-        return tuple(None if states is None else self._closed(states, thread.at_start) for states in thread.behind)
-
-    def _closed(self, states: Iterable[int], at_start: bool) -> frozenset[int]:
-        """The states that are reached from `states` without a character."""
-        found = set(states)
-        work = list(found)
+    def _seen(self, thread: _Thread) -> Iterator[tuple[_Behind, _Thread]]:
+        """What lookbehinds have seen by now, for each way to answer what they look ahead for; and what that adds."""
+        work: list[dict[int, bool]] = [{}]
         while work:
-            for look, target in self._program.jumps[work.pop()]:
-                if isinstance(look, Lookaround):
-                    raise GrammarError(
-                        f"regex, position {look.position}: a lookaround inside one that is refused or looks behind; "
-                        "write the alternatives out",
-                        position=look.position,
-                    )
-                if (look is None or at_start) and target not in found:
+            check()
+            answers = work.pop()
+            behind = self._answered(thread, answers)
+            if isinstance(behind, int):
+                work += [{**answers, behind: answer} for answer in (True, False)]
+                continue
+            owed = thread.owed | {entry for entry, answer in answers.items() if answer}
+            banned = thread.banned | {entry for entry, answer in answers.items() if not answer}
+            yield behind, thread._replace(owed=owed, banned=banned)
+
+    def _answered(self, thread: _Thread, answers: dict[int, bool]) -> _Behind | int:
+        """The same for these `answers`; or the lookahead whose answer is needed beside them."""
+        behind: list[frozenset[int] | None] = []
+        for states in thread.behind:
+            if states is None:
+                behind.append(None)
+                continue
+            found = set(states)
+            work = list(found)
+            while work:
+                for asserted, target in self._program.jumps[work.pop()]:
+                    if target in found:
+                        continue
+                    if asserted is not None:
+                        holds = self._holds(asserted, behind, thread.at_start)
+                        if holds is None:
+                            assert asserted.entry is not None
+                            if asserted.entry not in answers:
+                                return asserted.entry
+                            holds = answers[asserted.entry] != asserted.refused
+                        if not holds:
+                            continue
                     found.add(target)
                     work.append(target)
-        return frozenset(found)
+            behind.append(frozenset(found))
+        return tuple(behind)
+
+    def _holds(self, asserted: _Assertion, behind: Sequence[frozenset[int] | None], at_start: bool) -> bool | None:
+        """Whether an assertion holds at a place; None where what follows decides."""
+        if asserted.entry is None:
+            return at_start
+        if asserted.is_ahead:
+            return None
+        seen = behind[asserted.entry]
+        return seen is not None and (_MATCHED in seen) != asserted.refused
 
     def _settled(self, thread: _Thread, behind: _Behind) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
         """The ways to choose jumps until each state takes a character or the end: what is owed then, and banned."""
-        work = [(thread.owed, _NONE, thread.banned)]
+        # owed states to look at, those that stay; banned states to look at, all of them
+        work = [(thread.owed, _NONE, thread.banned, thread.banned)]
         known = set(work)
         found = set()
         num_bytes = 0
         while work:
             check(num_bytes)
-            pending, settled, banned = work.pop()
-            if not pending:
-                refused = self._closed(banned, thread.at_start)
-                way = settled, frozenset(state for state in refused if self._stays(state))
-                if _MATCHED not in refused and way not in found:
+            pending, settled, refused, banned = work.pop()
+            if refused:
+                state = next(iter(refused))
+                ways = [
+                    (pending | owed, settled, refused - {state} | (more - banned), banned | more)
+                    for owed, more in self._refusals(state, behind, thread.at_start)
+                ]
+            elif pending:
+                state = next(iter(pending))
+                left = pending - {state}
+                if self._stays(state):
+                    ways = [(left, settled | {state}, refused, banned)]
+                else:
+                    ways = [
+                        (left | more, settled, refusing - banned, banned | refusing)
+                        for more, refusing in self._choices(state, behind, thread.at_start)
+                    ]
+            else:
+                way = settled, frozenset(state for state in banned if self._stays(state))
+                if way not in found:
                     found.add(way)
                     yield way
                 continue
-            state = next(iter(pending))
-            left = pending - {state}
-            if state == _MATCHED:
-                ways = [(left, settled, banned)]
-            elif self._stays(state):
-                ways = [(left, settled | {state}, banned)]
-            else:
-                ways = [
-                    (left | more, settled, banned | refused)
-                    for look, target in self._program.jumps[state]
-                    for more, refused in self._asserted(look, target, behind, thread.at_start)
-                ]
             new = [way for way in ways if way not in known]
             work += new
             known.update(new)
@@ -281,23 +328,33 @@ class _Threads:
     def _stays(self, state: int) -> bool:
         return state == _AT_END or state in self._program.moves
 
-    def _asserted(
-        self, look: Rule | None, target: int, behind: _Behind, at_start: bool
-    ) -> Iterator[tuple[set[int], set[int]]]:
-        """What is owed and banned from now on if a jump to `target` is taken, where it may be."""
-        if look is None:
-            yield {target}, set()
-        elif isinstance(look, Lookahead):
-            entry = self._program.entries[_body(look)]
-            yield ({target}, {entry}) if look.refused else ({target, entry}, set())
-        elif isinstance(look, Lookaround):
-            seen = behind[self._program.entries[_body(look)]]
-            if seen is not None and (_MATCHED in seen) != look.refused:
-                yield {target}, set()
-        elif look.name[0] == "$":
-            yield {target, self._program.end}, set()
-        elif at_start:
-            yield {target}, set()
+    def _choices(self, state: int, behind: _Behind, at_start: bool) -> Iterator[_Sets]:
+        """The ways to leave an owed state without a character: what is owed instead, and banned."""
+        if state == _MATCHED:
+            yield _NONE, _NONE
+        for asserted, target in self._program.jumps[state]:
+            holds = asserted is None or self._holds(asserted, behind, at_start)
+            if holds:
+                yield frozenset({target}), _NONE
+            elif holds is None and asserted is not None and asserted.entry is not None:
+                looked = frozenset({asserted.entry})
+                yield (frozenset({target}), looked) if asserted.refused else (looked | {target}, _NONE)
+
+    def _refusals(self, state: int, behind: _Behind, at_start: bool) -> Iterator[_Sets]:
+        """The ways in which nothing matches from a banned state on without a character: what is owed, and banned."""
+        if state == _MATCHED:
+            return
+        each: list[tuple[_Sets, ...]] = []  # for each jump, of which none may lead to a match
+        for asserted, target in self._program.jumps[state]:
+            there: _Sets = _NONE, frozenset({target})
+            holds = asserted is None or self._holds(asserted, behind, at_start)
+            if holds:
+                each.append((there,))
+            elif holds is None and asserted is not None and asserted.entry is not None:
+                looked = frozenset({asserted.entry})
+                each.append(((looked, _NONE) if asserted.refused else (_NONE, looked), there))
+        for ways in product(*each):
+            yield _NONE.union(*(owed for owed, _ in ways)), _NONE.union(*(banned for _, banned in ways))
 
 
 def _classes(sets: list[tuple[Range, ...]]) -> tuple[list[list[Range]], dict[tuple[Range, ...], frozenset[int]]]:

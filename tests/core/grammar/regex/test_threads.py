@@ -34,6 +34,17 @@ PATTERNS = [
     r"(a(?=.*b$)|b)+\b",
     "b*(?!^ab$)$",
     "c(?<=^c)",
+    r"^(?!.*\bab\b)[abc -]*$",
+    "(?!a(?=b))[ab]+c",
+    "(?!a(?!b)).c",
+    "(?<!a(?=b)).b",
+    r"(?<=\b[ab])-",
+    "(?<=a(?<=(?<!b)a)b)c",
+    "(?<=a(?=b-)b)-",
+    r"(?<!a(?!b)\Z)b*",
+    r"(?!(?:a(?=b)|b\b)*c)[abc]+$",
+    "(?:^a|b|(?<!^)c)+$",
+    r"(?<=(?!a\b)\w)-",
 ]
 
 
@@ -43,6 +54,15 @@ def test_lookarounds_hold_where_they_hold_in_re(pattern: str) -> None:
     assert [text for text in TEXTS if product.matches(found, text)] == [
         text for text in TEXTS if re.search(pattern, text)
     ]
+
+
+def test_an_end_of_the_text_in_a_lookbehind_is_that_of_re() -> None:
+    texts = ["".join(text) for length in range(4) for text in itertools.product("ab\n", repeat=length)]
+    for pattern in ("a(?<=a$)\n?", "[ab]+(?<!^a$)\n?"):
+        found = parse(pattern)
+        assert [text for text in texts if product.matches(found, text)] == [
+            text for text in texts if re.fullmatch(pattern, text)
+        ]
 
 
 @pytest.mark.parametrize("pattern", ["a+(?<!aa)", r"\b[ab]+\b", "(?:a(?=b)|b)*"])
