@@ -50,6 +50,8 @@ class Dfa(StateTable):
     distance   int32 [num_states]: fewest bytes to an accepting state, were counters free
     """
 
+    _MEASURED = ("num_bytes", "_distances", "_rounds", "_degrees", "_singles")
+
     actions: Int32Array
     owners: Int32Array
     loops: tuple[Loop, ...]
@@ -209,12 +211,6 @@ class Dfa(StateTable):
         if found is None:
             found = self._owner_rows[state] = tuple(self.owners[state].tolist())
         return found
-
-    def measured(self) -> Dfa:
-        """The same with all that is asked of it at each token computed, which a pickle holds too."""
-        for name in ("num_bytes", "_distances", "_rounds", "_degrees", "_singles"):
-            getattr(self, name)
-        return self
 
 
 class Exploration:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -67,9 +67,19 @@ class StateTable(ABC):
         """bool [num_states]: a byte that the state does not read may be read by the state below it on a stack."""
         return np.zeros(len(self.table), np.bool_)
 
+    _MEASURED: ClassVar[tuple[str, ...]] = ()
+    """What is asked at each token."""
+
+    def measured(self) -> Self:
+        """The same with all that is asked of it at each token computed, which a pickle holds too."""
+        for name in self._MEASURED:
+            getattr(self, name)
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
-        """For a pickle: most tables fit into half of the bytes."""
-        state, shorts = self.__dict__.copy(), np.iinfo(np.int16)
+        """For a pickle: the fields and what was measured. Most tables fit into half of the bytes."""
+        own, shorts = self.__dict__, np.iinfo(np.int16)
+        state = {name: own[name] for name in (*self.__dataclass_fields__, *self._MEASURED) if name in own}
         if shorts.min <= self.table.min(initial=0) and self.table.max(initial=0) <= shorts.max:
             state["table"] = self.table.astype(np.int16)
         return state

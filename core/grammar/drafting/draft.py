@@ -63,8 +63,7 @@ def draft(spec: Spec, options: Options, vocabulary: Vocabulary | None = None) ->
     found = _drafted(spec, options)
     if vocabulary is None or found.automaton is None:
         return found
-    apart = replace(found, automaton=replace(found.automaton))  # what a grammar asks of it is not to be sent
-    grammar = finished(apart, vocabulary).compiled
+    grammar = finished(found, vocabulary).compiled
     assert isinstance(grammar, AutomatonGrammar)
     return replace(found, forced=grammar.forced_texts())
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeAlias, TypeVar
 
 from graftlm.core.errors import ConfigError
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.endings import EndingTooLongError
-from graftlm.core.grammar.automata.run_starts import run_starts
+from graftlm.core.grammar.automata.forced_runs import forced_runs
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.engines.forced_texts import ForcedText, ForcedTexts
-from graftlm.core.grammar.masks.healing import encode_after, hold_back
+from graftlm.core.grammar.masks.healing import encode_after, last_bytes, without_last
 from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
 from graftlm.core.grammar.masks.rows.packed_row import write
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
+
+Forced: TypeAlias = tuple[Place, bytes, Place]
+"""A place, what is forced there, and the place after it."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -57,8 +60,10 @@ class AutomatonGrammar(ABC):
     def matcher(self) -> AutomatonMatcher: ...
 
     @abstractmethod
-    def first_continued(self, suffix: bytes, place: Place) -> int | None:
-        """The first place in `suffix` from which on it begins a longer token that can go on from `place`."""
+    def first_continued(self, suffixes: Sequence[bytes], places: Sequence[Place]) -> list[int]:
+        """For each suffix the first byte from which on it begins a longer token that can go on from the place after
+        it; -1 for none.
+        """
 
     @abstractmethod
     def shortest_ending(self, place: Place) -> Sequence[int]:
@@ -85,17 +90,13 @@ class AutomatonGrammar(ABC):
 
     def forced_texts(self) -> ForcedTexts:
         """What is forced between two values, worked out now: an equal grammar can be made with it."""
-        found: list[ForcedText] = []
         none = self.automaton.start[1:]
-        ids_of: dict[tuple[bytes, Place], tuple[int, ...]] = {}  # several states may begin the same text
-        for state in run_starts(self.automaton)[:_MAX_STARTS]:
-            run = text, after = self.run((state, *none))
-            if after[1:] != none or len(text) > _LONGEST_FORCED:
-                continue
-            if run not in ids_of:
-                ids_of[run] = self.forced((state, *none), -1)
-            if ids_of[run]:
-                found.append(ForcedText(state, after[0], text, ids_of[run]))
+        runs = forced_runs(self.automaton, _MAX_STARTS, _LONGEST_FORCED)
+        forced = {(text, after): ((state, *none), text, after) for state, text, after in runs}
+        ids_of = dict(zip(forced, self._healed(-1, [*forced.values()]), strict=True))
+        found = [
+            ForcedText(state, after[0], text, ids) for state, text, after in runs if (ids := ids_of[text, after])
+        ]
         return ForcedTexts.of(found[:_MAX_FORCED])
 
     def forced(self, place: Place, last_token: int) -> tuple[int, ...]:
@@ -111,20 +112,21 @@ class AutomatonGrammar(ABC):
             elif last_token < 0 and self._known is not None:
                 found = self._known.ids(place)
             if found is None:
-                found = self._healed(place, last_token, data, after)
+                (found,) = self._healed(last_token, [(place, data, after)])
             _remember(self._forced, place, key, found)
         return found
 
-    def _healed(self, place: Place, last_token: int, data: bytes, after: Place) -> tuple[int, ...]:
-        return tuple(self._held_back(last_token, data, after))
-
-    def _held_back(self, last_token: int, data: bytes, after: Place) -> list[int]:
-        """The tokens of `data`, but for the last ones where a longer token could follow from `after`."""
+    def _healed(self, last_token: int, forced: Sequence[Forced]) -> list[tuple[int, ...]]:
+        """The tokens of each text, but for the last ones where a longer token could follow from the place after it."""
         vocabulary, context = self.vocabulary, () if last_token < 0 else (last_token,)
-        ids = encode_after(vocabulary, context, data)
-        if self.automaton.is_final(after):
-            return ids
-        return hold_back(vocabulary, ids, lambda suffix: self.first_continued(suffix, after))
+        ids_of = [encode_after(vocabulary, context, data) for _, data, _ in forced]
+        going_on = [i for i, (_, _, after) in enumerate(forced) if not self.automaton.is_final(after)]
+        suffixes = [last_bytes(vocabulary, ids_of[i]) for i in going_on]
+        starts = self.first_continued(suffixes, [forced[i][2] for i in going_on]) if going_on else []
+        for i, suffix, start in zip(going_on, suffixes, starts, strict=True):
+            if start >= 0:
+                ids_of[i] = without_last(vocabulary, ids_of[i], len(suffix) - start)
+        return [*map(tuple, ids_of)]
 
     def ending(self, place: Place) -> tuple[int, ...]:
         """The tokens of the shortest path from `place` to an accepting state."""

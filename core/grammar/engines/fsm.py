@@ -10,7 +10,7 @@ from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.endings import shortest_ending
 from graftlm.core.grammar.automata.products.product import without_products
-from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
+from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher, Forced
 from graftlm.core.grammar.engines.forced_texts import ForcedTexts
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.spelling import Spelling, is_complete
@@ -57,21 +57,24 @@ class FsmGrammar(AutomatonGrammar):
     def matcher(self) -> FsmMatcher:
         return FsmMatcher(self)
 
-    def first_continued(self, suffix: bytes, place: Place) -> int | None:
-        return first_continued(self.vocabulary.trie, suffix, self.dfa, place)
+    def first_continued(self, suffixes: Sequence[bytes], places: Sequence[Place]) -> list[int]:
+        return first_continued(self.vocabulary.trie, suffixes, self.dfa, places)
 
     def can_end(self, place: Place) -> bool:
         return self._spelling is None or bool(self._spelling.reachable[place[0]])
 
-    def _healed(self, place: Place, last_token: int, data: bytes, after: Place) -> tuple[int, ...]:
+    def _healed(self, last_token: int, forced: Sequence[Forced]) -> list[tuple[int, ...]]:
         if self._spelling is None:
-            return super()._healed(place, last_token, data, after)
+            return super()._healed(last_token, forced)
+        return [self._spelled(last_token, one) for one in forced]
+
+    def _spelled(self, last_token: int, forced: Forced) -> tuple[int, ...]:
         try:
-            ids = self._held_back(last_token, data, after)
+            (ids,) = super()._healed(last_token, [forced])
         except ConfigError:  # no tokens end with these bytes; some spell them together with what follows
             return ()
-        end = self.dfa.walk(place, self.vocabulary.decode(ids))
-        return tuple(ids) if end is not None and self.can_end(end) else ()
+        end = self.dfa.walk(forced[0], self.vocabulary.decode(ids))
+        return ids if end is not None and self.can_end(end) else ()
 
     def ending_bound(self, place: Place) -> int:
         """At least as many tokens as `ending` has: a token for each byte, or exactly as many."""

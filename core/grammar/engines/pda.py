@@ -59,8 +59,8 @@ class PdaGrammar(AutomatonGrammar):
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self)
 
-    def first_continued(self, suffix: bytes, place: Place) -> int | None:
-        return first_continued(self.vocabulary.trie, suffix, self.dpda, place)
+    def first_continued(self, suffixes: Sequence[bytes], places: Sequence[Place]) -> list[int]:
+        return first_continued(self.vocabulary.trie, suffixes, self.dpda, places)
 
     def shortest_ending(self, place: Place) -> Sequence[int]:
         if self.dpda.ending_bound(place) > _MAX_ENDING:

@@ -15,7 +15,7 @@ from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.compile import Grammar, language_of
 from graftlm.core.grammar.engines.ebnf import to_ebnf
 from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
-from graftlm.core.grammar.masks.healing import encode_after, hold_back
+from graftlm.core.grammar.masks.healing import encode_after, last_bytes, without_last
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.spec import Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -92,7 +92,9 @@ class XgrammarMatcher(LibraryMatcher):
         ids = encode_after(self._vocabulary, context, data)
         if self._ends_after(ids):
             return ids
-        return hold_back(self._vocabulary, ids, self._vocabulary.trie.first_begun)
+        suffix = last_bytes(self._vocabulary, ids)
+        start = self._vocabulary.trie.first_begun(suffix)
+        return ids if start is None else without_last(self._vocabulary, ids, len(suffix) - start)
 
     def forced_bytes(self) -> bytes:
         if self._stopped or self.accepting:

@@ -8,7 +8,7 @@ allows could start. This is llguidance's rule for `compute_ff_tokens`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.masks.walks.trie_walk import first_continued
@@ -31,20 +31,20 @@ def heal(vocabulary: Vocabulary, dfa: Dfa, after: Place, token_ids: list[int]) -
     """Drop the last tokens that a longer token could replace, given that the text goes on from `after`."""
     if dfa.is_final(after):
         return token_ids
-    return hold_back(vocabulary, token_ids, lambda suffix: first_continued(vocabulary.trie, suffix, dfa, after))
+    suffix = last_bytes(vocabulary, token_ids)
+    (start,) = first_continued(vocabulary.trie, [suffix], dfa, [after])
+    return token_ids if start < 0 else without_last(vocabulary, token_ids, len(suffix) - start)
 
 
-def hold_back(vocabulary: Vocabulary, token_ids: list[int], first: Callable[[bytes], int | None]) -> list[int]:
-    """Drop the last tokens whose bytes begin a longer token.
+def last_bytes(vocabulary: Vocabulary, token_ids: list[int]) -> bytes:
+    """The bytes among which a longer token may begin."""
+    return vocabulary.decode(token_ids[-_LOOKBACK:])[-vocabulary.trie.max_depth :]
 
-    first  the first place in these bytes from which on they begin a longer token that the text can go on with
-    """
-    suffix = vocabulary.decode(token_ids[-_LOOKBACK:])[-vocabulary.trie.max_depth :]
-    start = first(suffix)
-    if start is None:
-        return token_ids
+
+def without_last(vocabulary: Vocabulary, token_ids: list[int], num_bytes: int) -> list[int]:
+    """The tokens before the last ones, which have at least `num_bytes` bytes."""
     num_held, num_kept = 0, len(token_ids)
-    while num_held < len(suffix) - start:
+    while num_held < num_bytes:
         num_kept -= 1
         num_held += len(vocabulary.tokens[token_ids[num_kept]])
     return token_ids[:num_kept]

@@ -36,6 +36,8 @@ class Dpda(StateTable):
     begin      the first state of a text
     """
 
+    _MEASURED = ("num_bytes", "_distances", "_ends", "_calls", "_degrees", "_singles")
+
     calls: Int32Array
     distance: Int32Array
     begin: int
@@ -138,12 +140,6 @@ class Dpda(StateTable):
                 if left < fewest or fewest < 0:
                     found, fewest = (self.first_bytes[byte_class], called, after), left
         return found
-
-    def measured(self) -> Dpda:
-        """The same with all that is asked of it at each token computed, which a pickle holds too."""
-        for name in ("num_bytes", "_distances", "_ends", "_calls", "_degrees", "_singles"):
-            getattr(self, name)
-        return self
 
     @cached_property
     def _ends(self) -> tuple[bool, ...]:

@@ -62,7 +62,7 @@ def test_a_draft_for_a_vocabulary_has_the_forced_texts_of_its_grammar(name: str)
 def test_known_texts_are_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary, spec = bpe_vocabulary(), JsonSchema(SCHEMAS["closed"])
     found = draft(spec, Options(), vocabulary)
-    monkeypatch.setattr(AutomatonGrammar, "_held_back", lambda *_: pytest.fail("it was encoded again"))
+    monkeypatch.setattr(AutomatonGrammar, "_healed", lambda *_: pytest.fail("it was encoded again"))
     matcher = finished(found, vocabulary).matcher()
     assert matcher.advance(matcher.forced([])) > 0
 
