@@ -48,6 +48,7 @@ from graftlm.core.grammar.schema.places import is_long
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.schema.satisfiability import WithoutRules, blame, unending
 from graftlm.core.grammar.schema.text import numbers
+from graftlm.core.grammar.schema.text.conditions import to_walk
 from graftlm.core.grammar.schema.text.declared import is_plain, members
 from graftlm.core.grammar.schema.text.items import Items, merged
 from graftlm.core.grammar.schema.text.members import Members
@@ -177,7 +178,7 @@ class Lowering:
         self.algebra = self._reader.algebra
         self.names_differ = reader.items_differ
         self.pointers = reader.pointers
-        self._strict = options.strict
+        self.strict = options.strict
         self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
         has_rules = context_free and token_rules
@@ -260,7 +261,7 @@ class Lowering:
 
     def close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """Strict mode: an object that declares members and says nothing of others has no others."""
-        if not self._strict:
+        if not self.strict:
             return parts
         whole = closed(parts)
         if len(parts) == 1 and whole is not parts:
@@ -315,9 +316,7 @@ class Lowering:
                 ways += map(self.value, self.algebra.pieces(shape, kind))
         for kind, lower in (("array", self._arrays), ("object", self._objects)):
             if narrowed[kind] != NO_SHAPE:
-                cases = self.algebra.cases.of(narrowed[kind])
-                # too many cases: one walk that keeps track of all of them
-                ways += map(lower, [(narrowed[kind],)] if cases is None else cases)
+                ways += map(lower, to_walk(self, narrowed[kind]))
         return ast.alternation(*(way for way in ways if not ast.is_nothing(way)))
 
     def _any_value(self) -> Node:

@@ -14,17 +14,20 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.schema.lowering import Lowering
 
 
+def ways_of(lowering: Lowering, formula: Formula) -> MemberWays:
+    """What may follow in such objects; known where the schema was lowered before."""
+    known = lowering.algebra.member_ways
+    if formula not in known:
+        known[formula] = MemberWays(lowering.algebra, formula, lowering.pointers, names_differ=lowering.names_differ)
+    return known[formula]
+
+
 class Members:
     """The text between the braces of an object for which `formula`, whose leaves are Objects, holds."""
 
     def __init__(self, lowering: Lowering, formula: Formula) -> None:
         self._lowering = lowering
-        known = lowering.algebra.member_ways  # a schema may be lowered more than once
-        if formula not in known:
-            known[formula] = MemberWays(
-                lowering.algebra, formula, lowering.pointers, names_differ=lowering.names_differ
-            )
-        self._ways = known[formula]
+        self._ways = ways_of(lowering, formula)
         self._walk = Walk(lowering.tokens.comma)
         self._places: dict[tuple[State, bool], int] = {}
         self._work: list[tuple[State, bool, int]] = []
