@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from itertools import groupby
 
 import numpy as np
 
 from graftlm.core.grammar.ast import MAX_CODE_POINT, Range, complement, intersect, normalise
+from graftlm.core.grammar.automata import properties
 
 PORTABLE_BREAKS: tuple[Range, ...] = ((10, 10), (13, 13), (0x2028, 0x2029))
 """What the dot leaves out in one dialect or another."""
@@ -58,25 +59,35 @@ _SHORT_NAMES = {name: short for short, long in _CATEGORIES.items() for name in (
 
 @lru_cache(maxsize=256)
 def property_ranges(name: str, complemented: bool = False, wide: bool | None = None) -> tuple[Range, ...] | None:
-    r"""The code points of \p{name} or, `complemented`, of \P{name}; None for a name that is no general category.
+    r"""The code points of \p{name} or, `complemented`, of \P{name}; None for a name that is no property.
 
-    wide  with True also, and with False never, code points without a character: another version of Unicode may put one
-          there.
+    wide  with True also, and with False never, what only some dialects take, and code points without a character:
+          another version of Unicode may put one there.
     """
     short = _SHORT_NAMES.get(name.removeprefix("General_Category=").removeprefix("gc="))
-    if short is None:
-        return None
     if short == "Any":
         return () if complemented else ((0, MAX_CODE_POINT),)
-    runs = _runs_of_categories()
-    members = ("Lu", "Ll", "Lt") if short == "LC" else tuple(one for one in runs if one.startswith(short))
-    found = normalise(span for one in members for span in runs[one])
+    meanings = properties.readings(name) if short is None else (_category(short),)
+    if not meanings:
+        return None
+    found = meanings[0]
+    if wide is not None and wide != complemented:
+        found = normalise(span for ranges in meanings for span in ranges)
+    elif wide is not None:
+        found = reduce(intersect, meanings)
     if complemented:
         found = complement(found)
-    if wide is None:
+    if wide is None or name == "ASCII":
         return found
-    unassigned = runs["Cn"]
+    unassigned = _runs_of_categories()["Cn"]
     return normalise((*found, *unassigned)) if wide else intersect(found, complement(unassigned))
+
+
+def _category(short: str) -> tuple[Range, ...]:
+    """The code points of a general category."""
+    runs = _runs_of_categories()
+    members = ("Lu", "Ll", "Lt") if short == "LC" else tuple(one for one in runs if one.startswith(short))
+    return normalise(span for one in members for span in runs[one])
 
 
 @cache

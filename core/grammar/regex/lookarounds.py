@@ -87,8 +87,20 @@ def boundary(position: int, *, is_one: bool, wide: bool | None, ascii_only: bool
 
     if is_one:
         return alternation(between(True, False), between(False, True))
+    if wide:  # ECMA-262 has it in an empty text
+        return alternation(between(True, True), between(False, False))
     some = alternation(Lookbehind(ANY_CHAR, False, position), Lookahead(ANY_CHAR, False, position))
     return alternation(between(True, True), concat(some, between(False, False)))
+
+
+def possessive(char: Node, more: Node, least: int, most: int | None, position: int) -> Node:
+    """As many of `char` as there are, between these bounds: none of `more` follows where another would do."""
+    if most == least:
+        return repeat(char, least, most)
+    end = Lookahead(more, True, position)
+    if most is None:
+        return concat(repeat(char, least, None), end)
+    return alternation(concat(repeat(char, least, most - 1), end), repeat(char, most, most))
 
 
 def line_edge(position: int, *, is_start: bool, breaks: tuple[Range, ...]) -> Node:

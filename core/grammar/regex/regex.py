@@ -1,11 +1,11 @@
 r"""Regular expressions in the dialect of Python's `re`, as far as it is regular.
 
-    a . [a-z^] [^...] \d \D \w \W \s \S \p{L} \P{L} \n \t \x41 \u0041 \U00000041 \N{BULLET} \101 \.
+    a . [a-z^] [^...] \d \D \w \W \s \S \p{L} \P{L} \n \t \x41 \u0041 \U00000041 \u{41} \N{BULLET} \101 \.
     (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...) \1 (?P=name) \k<name>
     (?=...) (?!...) (?<=...) (?<!...) \b \B ^ $ \A \Z
     | * + ? {m} {m,} {,n} {m,n} and their lazy forms
 
-`re` has no \p{...}; it means what it means in ECMA-262, Rust and PCRE, for general categories.
+`re` has no \p{...}, \cJ, \u{...} and \x{...}; they mean what they mean in ECMA-262, Rust and PCRE.
 
 Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead intersects what
 follows to the end, or is taken from it; threads.py keeps lookbehinds, lookaheads in repeats, and lookarounds inside
@@ -16,28 +16,26 @@ possessive repeats are refused, with their position.
 from __future__ import annotations
 
 import re
-import unicodedata
 
 from graftlm.core.grammar.ast import (
     ANY_CHAR,
     EMPTY,
     NOTHING,
+    CharSet,
+    Literal,
     Node,
-    Range,
     alternation,
     char_set,
     complement,
     concat,
-    literal,
-    normalise,
     repeat,
 )
 from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.regex import anchors, backreferences, line_ends, lookarounds, threads
-from graftlm.core.grammar.regex.escapes import CONTROLS, HEX_DIGITS, is_octal, octal_digits, ranges_of, surrogate_range
+from graftlm.core.grammar.regex.characters import Characters
+from graftlm.core.grammar.regex.escapes import is_octal
 from graftlm.core.grammar.regex.flags import NAMES, Flags
-from graftlm.core.grammar.regex.scanner import Scanner
 
 _PLACES = frozenset(("^", "$", r"\A", r"\Z", r"\z", r"\b", r"\B"))
 _REFUSED_GROUPS = {">": "atomic group", "(": "conditional"}
@@ -68,13 +66,9 @@ def parse(
     return found
 
 
-class _Parser(Scanner):
+class _Parser(Characters):
     def __init__(self, pattern: str, max_depth: int, portable: bool, wide: bool = False) -> None:
-        super().__init__(pattern)
-        self._portable = portable
-        self._wide = wide
-        self._negated = False  # inside [^...]
-        self._flags = Flags()
+        super().__init__(pattern, portable, wide)
         self._depth = 0
         self._max_depth = max_depth
         self._refers = _REFERENCE.search(pattern) is not None
@@ -127,7 +121,9 @@ class _Parser(Scanner):
         if self._text[start] in "^$" or self._text[start : start + 2] in _PLACES:
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         if self._take("+"):
-            self._fail("possessive repeats match in ways that no automaton follows; use the plain repeat", start)
+            if isinstance(item, CharSet) or isinstance(item, Literal) and len(item.data.decode()) == 1:
+                return lookarounds.possessive(item, self._unlike(start), *bounds, start)
+            self._fail("a possessive repeat is kept of one character or class; use the plain repeat", start)
         self._take("?")  # a lazy repeat matches the same texts
         self._skip_blanks()
         again = self._at
@@ -136,6 +132,13 @@ class _Parser(Scanner):
         if anchors.is_place(item):  # a place holds as often as one likes
             return EMPTY if bounds[0] == 0 else item
         return repeat(item, *bounds)
+
+    def _unlike(self, start: int) -> Node:
+        """The atom at `start` once more, as what must not stand there: where dialects differ, what some take."""
+        here, self._at, self._wide = self._at, start, not self._wide
+        found = self._atom()
+        self._at, self._wide = here, not self._wide
+        return found
 
     def _atom(self) -> Node:
         start, c = self._at, self._text[self._at]
@@ -160,13 +163,6 @@ class _Parser(Scanner):
         if c in "*+?" or c == "{" and self._counts_at(start):
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         return self._character(ord(c))
-
-    def _character(self, code_point: int) -> Node:
-        if self._flags.ignore_case:
-            return char_set(charsets.ignore_case(((code_point, code_point),), self._flags.ascii_only))
-        if 0xD800 <= code_point <= 0xDFFF:
-            return NOTHING  # no UTF-8 text has a surrogate
-        return literal(chr(code_point))
 
     # -- groups ------------------------------------------------------------------------------------------------
 
@@ -252,8 +248,6 @@ class _Parser(Scanner):
             flags = changed
         return flags
 
-    # -- escapes and classes -----------------------------------------------------------------------------------
-
     def _escape(self, start: int) -> Node:
         c = self._text[self._at] if self._at < len(self._text) else ""
         if c in ("A", "Z", "z"):
@@ -270,108 +264,6 @@ class _Parser(Scanner):
             return self._reference(self._names.get(self._until(">"), 0), start)
         found = self._escaped(start, in_class=False)
         return self._character(found) if isinstance(found, int) else char_set(found)
-
-    def _escaped(self, start: int, in_class: bool) -> int | tuple[Range, ...]:
-        """What follows a backslash: a code point, or the ranges of a category."""
-        if self._at >= len(self._text):
-            self._fail("the pattern ends in a backslash; escape it as \\\\", start)
-        c = self._text[self._at]
-        self._at += 1
-        if c in "dDwWsS" and self._portable:
-            return charsets.portable_category(c, wide=self._negated != self._wide)
-        if c in "dDwWsS":
-            return charsets.category(c, self._flags.ascii_only)
-        if c in HEX_DIGITS:
-            digits = self._text[self._at : self._at + HEX_DIGITS[c]]
-            if len(digits) < HEX_DIGITS[c] or not all(d in "0123456789abcdefABCDEF" for d in digits):
-                self._fail(f"\\{c} needs {HEX_DIGITS[c]} hexadecimal digits", start)
-            self._at += len(digits)
-            if int(digits, 16) > 0x10FFFF:
-                self._fail(f"\\{c}{digits} is beyond the last code point, 10FFFF", start)
-            return int(digits, 16)
-        if c == "N":
-            end = self._text.find("}", self._at)
-            name = self._text[self._at + 1 : end] if self._text[self._at : self._at + 1] == "{" and end > 0 else ""
-            try:
-                found = ord(unicodedata.lookup(name))
-            except KeyError:
-                self._fail(f"there is no character named {name!r}; write \\N{{NAME}} or the character", start)
-            self._at = end + 1
-            return found
-        if c == "0" or c.isdigit() and is_octal(self._text, self._at - 1):
-            digits = octal_digits(self._text, self._at - 1)
-            self._at += len(digits) - 1
-            return int(digits, 8)
-        if c in CONTROLS and (c != "b" or in_class):
-            return ord(CONTROLS[c])
-        if c in "pP":
-            return self._property(c, start)
-        if c.isascii() and c.isalnum():
-            self._fail(f"\\{c} is no known escape; write {c} alone to match the letter", start)
-        return ord(c)
-
-    def _property(self, letter: str, start: int) -> tuple[Range, ...]:
-        """What follows `\\p` or `\\P`: one letter, or a name in braces."""
-        name, end = self._text[self._at : self._at + 1], self._at + 1
-        if name == "{":
-            end = self._text.find("}", self._at) + 1
-            name = self._text[self._at + 1 : end - 1] if end else ""
-        wide = self._negated != self._wide if self._portable else None
-        found = charsets.property_ranges(name, complemented=letter == "P", wide=wide)
-        if found is None:
-            self._fail(
-                f"\\{letter} takes the Unicode property of a general category, as in \\p{{L}}, \\p{{Lu}} or "
-                f"\\p{{Letter}}, not {name!r}; write scripts and other properties as ranges",
-                start,
-            )
-        self._at = end
-        return found
-
-    def _class(self, start: int) -> Node:
-        negated = self._negated = self._take("^")
-        ranges: list[Range] = []
-        categories: list[Range] = []  # case makes no difference to these
-        first = self._at
-        while True:
-            at = self._at
-            if at >= len(self._text):
-                self._fail("the class is not closed; add ] or escape the [ as \\[", start)
-            if self._text[at] == "]" and at > first:
-                self._at += 1
-                self._negated = False
-                break
-            pairs = surrogate_range(self._text, at) if self._portable else None
-            if pairs is not None:
-                ranges.append(pairs[0])
-                self._at = pairs[1]
-                continue
-            low = self._class_member()
-            if self._text.startswith("-", self._at) and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
-                self._at += 1
-                high = self._class_member()
-                if isinstance(low, int) and isinstance(high, int):
-                    if high < low:
-                        self._fail(f"the range {self._text[at : self._at]} runs backwards; swap its ends", at)
-                    ranges.append((low, high))
-                elif not self._portable or self._text.startswith("-", self._at):
-                    self._fail("a range needs a character on both sides; put the - last in the class", at)
-                else:  # those who take such a class take the - as itself
-                    ranges += [*ranges_of(low), *ranges_of(ord("-")), *ranges_of(high)]
-            elif self._text[at] == "\\" and self._text[at + 1] in "dDwWsS":
-                categories += ranges_of(low)
-            else:
-                ranges += ranges_of(low)
-        if self._flags.ignore_case:
-            ranges = list(charsets.ignore_case(normalise(ranges), self._flags.ascii_only))
-        ranges += categories
-        return char_set(complement(ranges) if negated else ranges)
-
-    def _class_member(self) -> int | tuple[Range, ...]:
-        at = self._at
-        self._at += 1
-        if self._text[at] == "\\":
-            return self._escaped(at, in_class=True)
-        return ord(self._text[at])
 
     # -- text --------------------------------------------------------------------------------------------------
 

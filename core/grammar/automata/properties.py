@@ -1,0 +1,55 @@
+r"""Unicode properties that are no general categories: scripts, \p{Emoji}, \p{Alnum} and what else `regex` knows."""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from graftlm.core.grammar.ast import MAX_CODE_POINT, Range
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(?:=[A-Za-z][A-Za-z0-9_ ]*)?", re.ASCII)
+_OF_ASCII = frozenset(("alnum", "blank", "cntrl", "digit", "graph", "print", "punct", "xdigit"))
+"""Classes of POSIX, which some dialects keep to ASCII; ECMA-262 has none of them."""
+
+
+@lru_cache(maxsize=256)
+def readings(name: str) -> tuple[tuple[Range, ...], ...]:
+    r"""The code points of \p{name}, for each meaning that it has in some dialect; none for a name that has none."""
+    if _NAME.fullmatch(name) is None:
+        return ()
+    found = [_code_points(name)]
+    if name.startswith("Is") and _code_points(name[2:]) is not None:  # a script to some, a block to others
+        found.append(_code_points(f"In{name[2:]}"))
+    kept = [ranges for ranges in found if ranges is not None]
+    if kept and name.lower() in _OF_ASCII:
+        kept.append(tuple((low, min(high, 0x7F)) for low, high in kept[0] if low <= 0x7F))
+    return tuple(kept)
+
+
+def _code_points(name: str) -> tuple[Range, ...] | None:
+    """What the package `regex` takes for the property; None where it knows none, or is not installed."""
+    engine = _engine()
+    if engine is None:
+        return None
+    try:
+        runs = engine.compile(f"\\p{{{name}}}+").finditer(_every_character())
+    except engine.error:
+        return None
+    return tuple((run.start(), run.end() - 1) for run in runs)
+
+
+@cache
+def _engine() -> Any:
+    try:
+        import regex  # type: ignore[import-untyped]  # transformers installs it
+    except ImportError:
+        return None
+    return regex
+
+
+@cache
+def _every_character() -> str:
+    return np.arange(MAX_CODE_POINT + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
