@@ -374,8 +374,9 @@ class Lowering:
         if len(whole) == 1 and isinstance(whole[0], Object) and is_open(whole[0]):
             self._needs_rules()  # before its members are lowered in vain
         try:
-            if len(whole) == 1 and isinstance(whole[0], Object) and is_plain(whole[0]):
-                return self.tokens.bracketed("{", members(self, whole[0]), "}")
+            plain = [part for part in whole if is_plain(part)]
+            if len(plain) == len(whole):
+                return self.tokens.bracketed("{", members(self, plain), "}")
             return self.tokens.bracketed("{", Members(self, both(*whole)).node(), "}")
         except GrammarError as error:
             if error.pointer is not None:

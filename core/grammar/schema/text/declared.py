@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, Node
-from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Object, Shape
+from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Object, Shape, both
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from graftlm.core.grammar.schema.lowering import Lowering
 
 MAX_WALK = 400
 """Members that may each be left out, above which a grammar with rules halves their list instead of walking it."""
 
 
-def is_plain(shape: Shape) -> bool:
+def is_plain(shape: Shape) -> TypeGuard[Object]:
     """Whether nothing but its members decides about an object: no patterns, names or number of members."""
     return (
         isinstance(shape, Object)
@@ -26,16 +28,20 @@ def is_plain(shape: Shape) -> bool:
     )
 
 
-def members(lowering: Lowering, shape: Object) -> Node:
-    """The text between the braces of a plain object."""
-    required = set(shape.required)
-    declared = dict(shape.properties)
-    names = dict.fromkeys([*declared, *shape.required])
+def members(lowering: Lowering, parts: Sequence[Object]) -> Node:
+    """The text between the braces of what is all of these plain objects."""
+    required = {name for part in parts for name in part.required}
+    declared, additional = dict(parts[0].properties), parts[0].additional
+    if len(parts) > 1:
+        additional = both(*[part.additional for part in parts])
+        listed = dict.fromkeys([name for part in parts for name, _ in part.properties])
+        declared = {name: both(*[_member(part, name) for part in parts]) for name in listed}
+    names = dict.fromkeys([*declared, *[name for part in parts for name in part.required]])
     values: dict[Shape, Node] = {}  # many members have one shape
     name_of, comma = lowering.tokens.name, lowering.tokens.comma
     written: list[tuple[Node, Node, bool]] = []
     for name in names:
-        member = declared.get(name, shape.additional)
+        member = declared.get(name, additional)
         value = values.get(member)
         if value is None:
             value = values[member] = lowering.member_value(member)
@@ -44,8 +50,8 @@ def members(lowering: Lowering, shape: Object) -> Node:
         elif name in required:
             return ast.NOTHING
     others = None
-    if shape.additional != NOTHING:
-        value = lowering.member_value(shape.additional)
+    if additional != NOTHING:
+        value = lowering.member_value(additional)
         if not ast.is_nothing(value):
             others = ast.concat(lowering.tokens.key(lowering.tokens.other_names(list(names))), value)
     first = next((i for i, (_, _, is_required) in enumerate(written) if is_required), None)
@@ -61,6 +67,12 @@ def members(lowering: Lowering, shape: Object) -> Node:
         return ast.concat(*written[0][:2], *after)
     needed = [ast.concat(*member[:2]) for member in written[: first + 1]]
     return ast.concat(_first_of(lowering, needed, None, needed=True), *after)
+
+
+def _member(shape: Object, name: str) -> Shape:
+    """What a plain object says of a member."""
+    declared = shape.property(name)
+    return shape.additional if declared is None else declared
 
 
 def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, needed: bool) -> Node:
