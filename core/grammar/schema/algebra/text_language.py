@@ -6,11 +6,15 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations, permutations
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.automata.products.letters import are_apart
+from graftlm.core.grammar.automata.products.plain_text import plain_text
 from graftlm.core.grammar.automata.products.witness import has_witness
 from graftlm.core.grammar.regex import regex
 from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS
@@ -78,7 +82,13 @@ def is_empty(shape: Text) -> bool:
     is_plain = not (shape.patterns or shape.formats or shape.no_patterns or shape.no_formats)
     if is_plain and (high is None or not shape.no_texts):
         return False  # all texts, or all but a few
+    if not frozenset(shape.patterns).isdisjoint(shape.no_patterns):  # what all dialects match, one does
+        return True
     parts, refused = _parts(shape), _refused(shape)
+    if any([are_apart(one, other) for one, other in combinations(parts, 2)]):
+        return True
+    if (len(parts) > 1 or refused or (low, high) != (0, None)) and _has_plain_text(shape, parts, refused):
+        return False
     free = _combined(parts, refused, replace(shape, min_length=0, max_length=None))
     if len(parts) == 1 and not refused:
         if (low, high) == (0, None):
@@ -92,6 +102,21 @@ def is_empty(shape: Text) -> bool:
         return not product.has_length(free, low, high)
     except GrammarError:  # too large to say
         return False
+
+
+def _has_plain_text(shape: Text, parts: list[Node], refused: list[Node]) -> bool:
+    """Whether a text that is read off the patterns has this shape; where it has not, another one may."""
+    low, high = shape.min_length, shape.max_length
+    alone = [plain_text(part, times) for times in sorted({0, low}) for part in parts or [_ANY_TEXT]]
+    found = [text for text in alone if text is not None]
+    joined = [one + other for one, other in permutations(found, 2)] if len(parts) == 2 else []
+    return any(
+        low <= len(text)
+        and (high is None or len(text) <= high)
+        and all([matches(part, text) for part in parts])
+        and not any([matches(part, text) for part in refused])
+        for text in dict.fromkeys([*found, *joined])
+    )
 
 
 def admits(shape: Text, text: str) -> bool:

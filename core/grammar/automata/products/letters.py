@@ -1,0 +1,157 @@
+"""Letters: the characters that texts of a language begin with and are made of, as its node shows without an automaton.
+
+Patterns of one schema mostly exclude each other for their letters: one begins with a slash and the other does not, or
+one needs a dollar sign that the other has nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node, Range
+
+Ranges = tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """What is known of all texts of a language.
+
+    first  a text that is not empty begins with one of them
+    any    all characters of a text are among them
+    empty  whether the empty text may be among them
+    """
+
+    first: Ranges
+    any: Ranges
+    empty: bool
+
+
+_NOTHING_KNOWN = Letters(ast.ANY_CHAR.ranges, ast.ANY_CHAR.ranges, True)
+
+
+def are_apart(one: Node, other: Node) -> bool:
+    """Whether letters show that no text matches both."""
+    a, b = letters(one), letters(other)
+    if not a.empty and not b.empty and not ast.intersect(a.first, b.first):
+        return True
+    return not _is_made_of(one, b.any, {}) or not _is_made_of(other, a.any, {})
+
+
+def _is_made_of(node: Node, allowed: Ranges, known: dict[int, bool]) -> bool:
+    """Whether some text of `node` may have no other characters. known: by id, of shared parts"""
+    found = known.get(id(node))
+    if found is None:
+        match node:
+            case ast.Literal(data):
+                codes = set(map(ord, data.decode()))
+                found = all([any([low <= code <= high for low, high in allowed]) for code in codes])
+            case ast.CharSet(ranges):
+                found = bool(ast.intersect(ranges, allowed))
+            case ast.Concat(items) | ast.Intersection(items):
+                found = all(_is_made_of(item, allowed, known) for item in items)
+            case ast.Alternation(items):
+                found = any(_is_made_of(item, allowed, known) for item in items)
+            case ast.Repeat(item, minimum, _):
+                found = not minimum or _is_made_of(item, allowed, known)
+            case ast.Difference(item, _):
+                found = _is_made_of(item, allowed, known)
+            case ast.Graph(rows, accepting):
+                seen, work = {0}, [0]
+                while work:
+                    for item, target in rows[work.pop()]:
+                        if target not in seen and _is_made_of(item, allowed, known):
+                            seen.add(target)
+                            work.append(target)
+                found = not seen.isdisjoint(accepting)
+            case _:
+                found = True
+        known[id(node)] = found
+    return found
+
+
+@lru_cache(maxsize=1024)
+def letters(node: Node) -> Letters:
+    """The letters of `node`, which is regular."""
+    return _letters(node)
+
+
+def _letters(node: Node) -> Letters:
+    match node:
+        case ast.Literal(data):
+            codes = list(map(ord, data.decode()))
+            return Letters(((codes[0], codes[0]),), ast.normalise([(code, code) for code in codes]), False)
+        case ast.CharSet(ranges):
+            return Letters(ranges, ranges, False)
+        case ast.Concat(items):
+            return _row(list(map(_letters, items)))
+        case ast.Alternation(items) if items:
+            return _choice(list(map(_letters, items)))
+        case ast.Repeat(item, minimum, maximum) if maximum != 0:
+            found = _letters(item)
+            return found if minimum else Letters(found.first, found.any, True)
+        case ast.Intersection(items):
+            return _letters(items[0])
+        case ast.Difference(item, _):
+            return _letters(item)
+        case ast.Graph():
+            return _walk(node)
+        case ast.Empty():
+            return Letters((), (), True)
+        case _:
+            return _NOTHING_KNOWN
+
+
+def _row(items: list[Letters]) -> Letters:
+    first: list[Range] = []
+    for item in items:
+        first += item.first
+        if not item.empty:
+            break
+    return Letters(
+        ast.normalise(first),
+        ast.normalise([one for item in items for one in item.any]),
+        all([item.empty for item in items]),
+    )
+
+
+def _choice(items: list[Letters]) -> Letters:
+    return Letters(
+        ast.normalise([one for item in items for one in item.first]),
+        ast.normalise([one for item in items for one in item.any]),
+        any([item.empty for item in items]),
+    )
+
+
+def _walk(node: ast.Graph) -> Letters:
+    rows, live = node.rows, _live(node)
+    found = {id(item): _letters(item) for row in rows for item, target in row if target in live}
+    first: list[Range] = []
+    begun, work = {0}, [0]
+    while work:
+        for item, target in rows[work.pop()]:
+            if target in live:
+                here = found[id(item)]
+                first += here.first
+                if here.empty and target not in begun:
+                    begun.add(target)
+                    work.append(target)
+    everything = ast.normalise([one for here in found.values() for one in here.any])
+    return Letters(ast.normalise(first), everything, not begun.isdisjoint(node.accepting))
+
+
+def _live(node: ast.Graph) -> set[int]:
+    """The states from which a walk may come to an end."""
+    sources: list[list[int]] = [[] for _ in node.rows]
+    for state, row in enumerate(node.rows):
+        for _, target in row:
+            sources[target].append(state)
+    live, work = set(node.accepting), list(node.accepting)
+    while work:
+        for source in sources[work.pop()]:
+            if source not in live:
+                live.add(source)
+                work.append(source)
+    return live
