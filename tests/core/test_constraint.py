@@ -13,7 +13,11 @@ from graftlm.plugins.hookspecs import hookimpl
 from graftlm.plugins.manager import load
 from graftlm.testing import ScriptedModel
 
-SCHEMA = {"type": "string", "contentMediaType": "application/json"}
+SCHEMA = {
+    "type": "string",
+    "contentMediaType": "application/json",
+    "contentSchema": {"type": "array", "uniqueItems": True},
+}
 
 
 @pytest.fixture
@@ -49,11 +53,11 @@ def test_an_unknown_grammar_engine_is_named_by_the_first_constraint() -> None:
 
 
 def test_a_keyword_that_no_mask_can_keep_raises_or_is_left_out_with_a_warning() -> None:
-    with ScriptedModel(lambda prompt: '"17"').runtime() as runtime:
+    with ScriptedModel(lambda prompt: '"[1,1]"').runtime() as runtime:
         with pytest.raises(gl.GrammarError, match="contentMediaType"):
             runtime.generate("x", json_schema=SCHEMA)
-        with pytest.warns(UserWarning, match="not kept exactly.*contentMediaType"):
-            assert runtime.generate("x", json_schema=SCHEMA, on_unsupported="warn").text == '"17"'
+        with pytest.warns(UserWarning, match="not kept exactly.*uniqueItems"):
+            assert runtime.generate("x", json_schema=SCHEMA, on_unsupported="warn").text == '"[1,1]"'
 
 
 def test_numbers_that_nothing_bounds_are_bounded_unless_that_is_switched_off() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graftlm.core.grammar.ast import MAX_CODE_POINT, Range
+from graftlm.core.grammar.ast import MAX_CODE_POINT, Range, normalise
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(?:=[A-Za-z][A-Za-z0-9_ ]*)?", re.ASCII)
 _OF_ASCII = frozenset(("alnum", "blank", "cntrl", "digit", "graph", "print", "punct", "xdigit"))
@@ -21,8 +21,14 @@ def readings(name: str) -> tuple[tuple[Range, ...], ...]:
     if _NAME.fullmatch(name) is None:
         return ()
     found = [_code_points(name)]
+    if found[0] is None:
+        return ()
     if name.startswith("Is") and _code_points(name[2:]) is not None:  # a script to some, a block to others
         found.append(_code_points(f"In{name[2:]}"))
+    if name.startswith(("Script_Extensions=", "scx=")):  # versions of Unicode differ in what scripts share
+        found.append(_code_points(f"Script={name.partition('=')[2]}"))
+        shared = [_code_points(script) for script in ("Common", "Inherited")]
+        found.append(normalise(span for ranges in (found[0], *shared) for span in ranges or ()))
     kept = [ranges for ranges in found if ranges is not None]
     if kept and name.lower() in _OF_ASCII:
         kept.append(tuple((low, min(high, 0x7F)) for low, high in kept[0] if low <= 0x7F))

@@ -94,9 +94,7 @@ class AutomatonGrammar(ABC):
         runs = forced_runs(self.automaton, _MAX_STARTS, _LONGEST_FORCED)
         forced = {(text, after): ((state, *none), text, after) for state, text, after in runs}
         ids_of = dict(zip(forced, self._healed(-1, [*forced.values()]), strict=True))
-        found = [
-            ForcedText(state, after[0], text, ids) for state, text, after in runs if (ids := ids_of[text, after])
-        ]
+        found = [ForcedText(state, after[0], text, ids) for state, text, after in runs if (ids := ids_of[text, after])]
         return ForcedTexts.of(found[:_MAX_FORCED])
 
     def forced(self, place: Place, last_token: int) -> tuple[int, ...]:

@@ -228,7 +228,17 @@ def _first_continued(
         for start in range(len(suffix)):
             node = begun(nodes, roots, suffix, start)
             if node >= 0 and _walk(
-                nodes, node + 1, nodes[node, 2], nodes[node, 1], table, classes, actions, states, counts, counts[0], True
+                nodes,
+                node + 1,
+                nodes[node, 2],
+                nodes[node, 1],
+                table,
+                classes,
+                actions,
+                states,
+                counts,
+                counts[0],
+                True,
             ):
                 found[i] = start
                 break

@@ -6,6 +6,20 @@ the year 0000, quoted local parts and address literals in e-mail addresses, and 
 
 from __future__ import annotations
 
+from graftlm.core.grammar.ast import Node
+
+
+class ContentFormat(str):
+    """A format that no name says: strings whose text is one of `node`. Two are equal when their names are."""
+
+    __slots__ = ("node",)
+    node: Node
+
+    def __new__(cls, name: str, node: Node) -> ContentFormat:
+        found = super().__new__(cls, name)
+        found.node = node
+        return found
+
 
 def _date() -> str:
     leap = "(?:0[48]|[2468][048]|[13579][26])"

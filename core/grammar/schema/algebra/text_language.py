@@ -17,7 +17,7 @@ from graftlm.core.grammar.automata.products.letters import are_apart
 from graftlm.core.grammar.automata.products.plain_text import plain_text
 from graftlm.core.grammar.automata.products.witness import has_witness
 from graftlm.core.grammar.regex import regex
-from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS
+from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS, ContentFormat
 from graftlm.core.grammar.schema.algebra.shapes import Text
 from graftlm.core.grammar.schema.text import json_text
 
@@ -51,6 +51,8 @@ def spelled_patterns(patterns: tuple[str, ...], wide: bool = False) -> Node:
 @lru_cache(maxsize=64)
 def format_node(name: str) -> Node:
     """Plain texts of format `name`."""
+    if isinstance(name, ContentFormat):
+        return name.node
     return regex.parse(FORMATS[name])
 
 

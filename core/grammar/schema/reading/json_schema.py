@@ -12,7 +12,6 @@ from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.formats import (
     ALIASES,
     ANNOTATIONS as ANNOTATION_FORMATS,
-    CONTENT_ENCODINGS,
     FORMATS,
     INTEGER_RANGES,
     UNKEPT as UNKEPT_FORMATS,
@@ -40,7 +39,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     union,
 )
 from graftlm.core.grammar.schema.algebra.values import compact, parse_value
-from graftlm.core.grammar.schema.reading import assertions, keywords
+from graftlm.core.grammar.schema.reading import assertions, contents, keywords
 from graftlm.core.grammar.schema.reading.references import References, escape, ref_stands_alone
 from graftlm.core.grammar.schema.reading.unevaluated import unevaluated
 from graftlm.core.grammar.schema.text import numbers
@@ -58,8 +57,12 @@ class SchemaReader:
     listed in `issues`.
     """
 
-    def __init__(self, spec: JsonSchema, options: Options, *, items_differ: bool = False) -> None:
-        self._options = options
+    def __init__(
+        self, spec: JsonSchema, options: Options, *, items_differ: bool = False, inside: tuple[str, ...] = ()
+    ) -> None:
+        self.spec = spec
+        self.options = options
+        self.inside = inside  # the schemas of what strings hold that this reader reads one of
         self.items_differ = items_differ
         self._excludes = options.strict and keywords.excludes(spec.text + spec.documents_text)
         self.references = References(spec.schema, spec.documents, spec.text)
@@ -101,10 +104,14 @@ class SchemaReader:
         judged  whether jsonschema keeps the keyword
         """
         issue = Issue(f"{pointer}/{escape(keyword)}", keyword, message)
-        if self._options.on_unsupported == "error" or (self._options.on_unsupported == "check" and not judged):
+        if self.options.on_unsupported == "error" or (self.options.on_unsupported == "check" and not judged):
             raise GrammarError(str(issue), pointer=issue.pointer)
         if issue not in self.issues:
             self.issues.append(issue)
+
+    def annotate(self, pointer: str, keyword: str, note: str) -> None:
+        """Record that `keyword` at `pointer` restricts nothing."""
+        self.annotations.append(Issue(f"{pointer}/{escape(keyword)}", keyword, note))
 
     def read(self, schema: Any, pointer: str) -> Shape:
         if isinstance(schema, bool):
@@ -113,14 +120,14 @@ class SchemaReader:
             raise GrammarError(
                 f"{pointer or '/'}: {schema!r} is not a schema; a schema is an object or a boolean", pointer=pointer
             )
-        if schema.keys() <= assertions.PLAIN_KEYWORDS and self._depth < self._options.limits.depth:
+        if schema.keys() <= assertions.PLAIN_KEYWORDS and self._depth < self.options.limits.depth:
             plain = assertions.plain(schema)
             if plain is not None:
                 return plain
         self._depth += 1
-        if self._depth > self._options.limits.depth:
+        if self._depth > self.options.limits.depth:
             raise GrammarError(
-                f"{pointer}: the schema nests deeper than {self._options.limits.depth} levels; "
+                f"{pointer}: the schema nests deeper than {self.options.limits.depth} levels; "
                 "flatten it or raise limits.depth",
                 pointer=pointer,
             )
@@ -155,21 +162,19 @@ class SchemaReader:
                     message = f"unknown keyword {keyword!r}; did you mean {near!r}? Name a note x-{keyword}"
                     self.refuse(pointer, keyword, message, judged=False)
                 else:
-                    note = f"{keyword!r} restricts nothing"
-                    self.annotations.append(Issue(f"{pointer}/{escape(keyword)}", keyword, note))
+                    self.annotate(pointer, keyword, f"{keyword!r} restricts nothing")
 
     def _of_its_draft(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
         """`schema` without keywords that are newer than the draft which it names: notes, to that draft."""
         draft = None if keywords.NEWER.isdisjoint(schema) else self.references.draft(pointer)
         later = [keyword for keyword in schema if draft is not None and keywords.SINCE.get(keyword, 0) > draft]
         for keyword in later:
-            message = f"{keyword!r} is newer than draft {draft}: it restricts nothing"
-            self.annotations.append(Issue(f"{pointer}/{escape(keyword)}", keyword, message))
+            self.annotate(pointer, keyword, f"{keyword!r} is newer than draft {draft}: it restricts nothing")
         return {keyword: value for keyword, value in schema.items() if keyword not in later} if later else schema
 
     def _read_types(self, schema: Schema, pointer: str) -> Shape:
         """The schema's own keywords about types, one shape for each type."""
-        types = assertions.types(schema, pointer, self._options.strict)
+        types = assertions.types(schema, pointer, self.options.strict)
         shapes = [
             self._read_type(name, schema, pointer) for name in types if name != "integer" or "number" not in types
         ]
@@ -206,11 +211,10 @@ class SchemaReader:
         if "pattern" in schema:
             pattern = self._pattern(schema["pattern"], pointer, "pattern")
             shape = replace(shape, patterns=(pattern,) if pattern is not None else ())
-        if schema.get("contentEncoding") in CONTENT_ENCODINGS:
-            shape = replace(shape, formats=(schema["contentEncoding"],))
-        self._check_content(schema, pointer)
-        name = self._format(schema, pointer)
-        return shape if name is None else replace(shape, formats=(*shape.formats, name))
+        names = (contents.encoding(self, schema, pointer), self._format(schema, pointer))
+        shape = replace(shape, formats=tuple(name for name in names if name is not None))
+        content = contents.content(self, schema, pointer, shape)
+        return shape if content is None else replace(shape, formats=(*shape.formats, content))
 
     def _format(self, schema: Schema, pointer: str) -> str | None:
         """The format of a string that is kept; names that nobody checks are annotations."""
@@ -223,18 +227,8 @@ class SchemaReader:
             hint = f"did you mean {near!r}?" if near else f"known: {', '.join(FORMATS)}"
             self.refuse(pointer, "format", f"format {name!r} cannot be kept; {hint}", judged=near is None)
         elif name not in ANNOTATION_FORMATS and name not in INTEGER_RANGES:
-            self.annotations.append(Issue(f"{pointer}/format", "format", f"unknown format {name!r} restricts nothing"))
+            self.annotate(pointer, "format", f"unknown format {name!r} restricts nothing")
         return None
-
-    def _check_content(self, schema: Schema, pointer: str) -> None:
-        """Some drafts hold the content of a string to what the schema says of it: then so do we, or refuse."""
-        encoding, media = schema.get("contentEncoding"), schema.get("contentMediaType")
-        if encoding is not None and encoding not in (*CONTENT_ENCODINGS, "7bit", "8bit", "binary"):
-            message = f"{encoding!r} cannot be kept; use one of {', '.join(CONTENT_ENCODINGS)}"
-            self.refuse(pointer, "contentEncoding", message, judged=False)
-        if isinstance(media, str) and media.partition(";")[0].strip() == "application/json":
-            message = "JSON inside a string cannot be kept; nest the object itself"
-            self.refuse(pointer, "contentMediaType", message, judged=encoding is None)
 
     def _pattern(self, pattern: Any, pointer: str, keyword: str) -> str | None:
         """`pattern` if it can be kept."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node, Range
+from graftlm.core.grammar.schema.text.spelled_automaton import spelled
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 QUOTE = ast.literal('"')
@@ -68,8 +69,10 @@ def spell(node: Node) -> Node:
             return node
         case ast.Graph(rows, accepting):
             return ast.Graph(tuple(tuple((spell(item), target) for item, target in row) for row in rows), accepting)
-        case ast.Automaton() | ast.Rule():
-            raise AssertionError(f"{type(node).__name__} is not a language of plain text")
+        case ast.Automaton():
+            return spelled(node)
+        case ast.Rule():
+            raise AssertionError(f"the rule {node.name!r} is not a language of plain text")
 
 
 def quoted(node: Node) -> Node:

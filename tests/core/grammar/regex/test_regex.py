@@ -351,6 +351,7 @@ def test_an_empty_class_is_that_of_ecma_script_where_no_other_dialect_reads_it()
         ("sc=Grek", "λ", "a"),
         ("Script_Extensions=Han", "中", "a"),
         ("Han", "中", "a"),
+        ("scx=Deva", "क", "a"),
         ("Emoji_Presentation", "😀", "a"),
         ("Alphabetic", "é", "1"),
         ("ASCII", "\0", "é"),
@@ -497,3 +498,9 @@ def test_the_dollar_holds_before_a_line_break_that_ends_the_text_as_well(pattern
     grammar = compiled(Regex(pattern))
     for text in ("", "\n", "a", "a\n", "b", "b\n", "a\n\n", "aa\n", "ab\n", "ba\n", "b\nb", "a\nb"):
         assert allows(grammar, text) == (re.fullmatch(pattern, text) is not None), text
+
+
+def test_characters_that_scripts_share_are_told_apart_by_no_version_of_unicode() -> None:
+    for pattern in (r"^\p{scx=Deva}$", r"^\P{scx=Deva}$"):
+        narrow, wide = (parse(pattern, search=True, portable=True, wide=wide) for wide in (False, True))
+        assert [product.matches(found, "\u1cf5") for found in (narrow, wide)] == [False, True]

@@ -38,9 +38,7 @@ def test_the_walk_without_machine_code_finds_the_same(dpda: Dpda) -> None:
         after = {suffix: dpda.walk(place, suffix) for suffix in (b"]", b'"]', b"a]}", b'"', b"\\")}
         inside = [(suffix, there) for suffix, there in after.items() if there is not None]
         expected = [continued(dpda, VOCABULARY, suffix, there) for suffix, there in inside]
-        found = first_continued(
-            VOCABULARY.trie, [suffix for suffix, _ in inside], dpda, [there for _, there in inside]
-        )
+        found = first_continued(VOCABULARY.trie, [suffix for suffix, _ in inside], dpda, [there for _, there in inside])
         assert found == [-1 if start is None else start for start in expected]
 
 
