@@ -9,6 +9,8 @@ from graftlm.core.grammar.ast import Node
 
 MOST_TEXTS = 100
 """Texts that are written out; more count as many."""
+_SURROGATES = range(0xD800, 0xE000)
+"""No text in UTF-8 has these."""
 
 
 def texts_of(node: Node) -> frozenset[str] | None:
@@ -19,7 +21,8 @@ def texts_of(node: Node) -> frozenset[str] | None:
         case ast.Literal(data):
             return frozenset({data.decode()})
         case ast.CharSet(ranges) if sum(high - low + 1 for low, high in ranges) <= MOST_TEXTS:
-            return frozenset(chr(code) for low, high in ranges for code in range(low, high + 1))
+            codes = {code for low, high in ranges for code in range(low, high + 1)}
+            return frozenset(map(chr, codes.difference(_SURROGATES)))
         case ast.Alternation(items):
             found = [texts_of(item) for item in items]
             known = [texts for texts in found if texts is not None]

@@ -160,7 +160,7 @@ FORMATS: dict[str, str] = {
     "idn-hostname": f"{_IDN_LABEL}(?:\\.{_IDN_LABEL}){{0,2}}",
     "regex": _regex(),
     "json-pointer": _POINTER,
-    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+    "relative-json-pointer": f"(?:0|[1-9]+0?)(?:#|{_POINTER})",
     "base64": "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
     "base64url": "(?:[A-Za-z0-9_\\-]{4})*(?:[A-Za-z0-9_\\-]{2}(?:==)?|[A-Za-z0-9_\\-]{3}=?)?",
     "base16": "(?:[A-F0-9]{2})*",

@@ -504,3 +504,9 @@ def test_characters_that_scripts_share_are_told_apart_by_no_version_of_unicode()
     for pattern in (r"^\p{scx=Deva}$", r"^\P{scx=Deva}$"):
         narrow, wide = (parse(pattern, search=True, portable=True, wide=wide) for wide in (False, True))
         assert [product.matches(found, "\u1cf5") for found in (narrow, wide)] == [False, True]
+
+
+@pytest.mark.parametrize("pattern", [r"([a\uD83D])\1", r"([\uD7FF-\uD801])\1|aa", "(\ud83d|a)\\1"])
+def test_a_surrogate_in_a_group_that_is_asked_for_again_matches_nothing(pattern: str) -> None:
+    found = parse(pattern)
+    assert [product.matches(found, text) for text in ("aa", "a", "")] == [True, False, False]
