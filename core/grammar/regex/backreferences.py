@@ -14,6 +14,7 @@ from graftlm.core.grammar.ast import (
     Alternation,
     Concat,
     Node,
+    Range,
     Repeat,
     Rule,
     alternation,
@@ -68,8 +69,14 @@ class Backreference(Captured):
             return self.unset
         if not self.flags.ignore_case:
             return literal(text)
-        cases = (charsets.ignore_case(((ord(char), ord(char)),), self.flags.ascii_only) for char in text)
-        return concat(*map(char_set, cases))
+        return concat(*(char_set(_cases(char, self.flags.ascii_only)) for char in text))
+
+
+def _cases(char: str, ascii_only: bool) -> list[Range]:
+    """`char` in every case. `re` compares the lower cases of what a group matched: ſ is no s there."""
+    found = charsets.ignore_case(((ord(char), ord(char)),), ascii_only)
+    codes = [code for low, high in found for code in range(low, high + 1)]
+    return [(code, code) for code in codes if chr(code).lower()[0] == char.lower()[0]]
 
 
 def resolved(node: Node) -> Node:

@@ -17,7 +17,15 @@ from graftlm.core.grammar.ast import (
     normalise,
 )
 from graftlm.core.grammar.automata import charsets
-from graftlm.core.grammar.regex.escapes import CONTROLS, HEX_DIGITS, is_octal, octal_digits, ranges_of, surrogate_range
+from graftlm.core.grammar.regex.escapes import (
+    CONTROLS,
+    HEX_DIGITS,
+    is_octal,
+    octal_digits,
+    ranges_of,
+    surrogate_pair,
+    surrogate_range,
+)
 from graftlm.core.grammar.regex.flags import Flags
 from graftlm.core.grammar.regex.scanner import Scanner
 
@@ -131,6 +139,11 @@ class Characters(Scanner):
             if pairs is not None:
                 ranges.append(pairs[0])
                 self._at = pairs[1]
+                continue
+            pair = surrogate_pair(self._text, at) if self._portable else None
+            if pair is not None and not self._text.startswith("-", pair[1]):
+                ranges += [(pair[0], pair[0])] if self._negated != self._wide else []
+                self._at = pair[1]
                 continue
             low = self._class_member()
             if self._text.startswith("-", self._at) and self._text[self._at + 1 : self._at + 2] not in ("]", ""):

@@ -12,6 +12,7 @@ _OCTAL_DIGITS = re.compile("[0-7]{1,3}")
 _OCTAL = re.compile("[0-3][0-7][0-7]")
 _PAIR = r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
 _PAIRS = re.compile(f"{_PAIR}-{_PAIR}")
+_ONE_PAIR = re.compile(_PAIR)
 
 
 def is_octal(text: str, at: int) -> bool:
@@ -41,6 +42,15 @@ def surrogate_range(text: str, at: int) -> tuple[Range, int] | None:
         return None
     high, low, last_high, last_low = (int(half, 16) for half in found.groups())
     return (_code_point(high, low), _code_point(last_high, last_low)), found.end()
+
+
+def surrogate_pair(text: str, at: int) -> tuple[int, int] | None:
+    r"""The character at `at` that is escaped as a pair, as in \uD83D\uDE00, and where it ends.
+
+    ECMA-262 reads it so; to others these are two characters that no text has.
+    """
+    found = _ONE_PAIR.match(text, at)
+    return None if found is None else (_code_point(*(int(half, 16) for half in found.groups())), found.end())
 
 
 def _code_point(high: int, low: int) -> int:

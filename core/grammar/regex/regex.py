@@ -34,7 +34,7 @@ from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.regex import anchors, backreferences, line_ends, lookarounds, threads
 from graftlm.core.grammar.regex.characters import Characters
-from graftlm.core.grammar.regex.escapes import is_octal
+from graftlm.core.grammar.regex.escapes import is_octal, surrogate_pair
 from graftlm.core.grammar.regex.flags import NAMES, Flags
 
 _PLACES = frozenset(("^", "$", r"\A", r"\Z", r"\z", r"\b", r"\B"))
@@ -262,6 +262,10 @@ class _Parser(Characters):
             return self._reference(int(self._text[start + 1 : self._at]), start)
         if self._take("k<"):
             return self._reference(self._names.get(self._until(">"), 0), start)
+        pair = surrogate_pair(self._text, start) if self._portable else None
+        if pair is not None:
+            self._at = pair[1]
+            return self._character(pair[0]) if self._wide else NOTHING
         found = self._escaped(start, in_class=False)
         return self._character(found) if isinstance(found, int) else char_set(found)
 

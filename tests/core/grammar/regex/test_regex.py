@@ -510,3 +510,20 @@ def test_characters_that_scripts_share_are_told_apart_by_no_version_of_unicode()
 def test_a_surrogate_in_a_group_that_is_asked_for_again_matches_nothing(pattern: str) -> None:
     found = parse(pattern)
     assert [product.matches(found, text) for text in ("aa", "a", "")] == [True, False, False]
+
+
+def test_a_group_is_asked_for_again_in_the_cases_that_re_compares() -> None:
+    pattern = "(?i)(s|k|\u00e9)-\\1"
+    found = parse(pattern)
+    texts = [f"{a}-{b}" for a in "sSſkK\u212aéÉ" for b in "sSſkK\u212aéÉ"]
+    assert [text for text in texts if product.matches(found, text)] == [
+        text for text in texts if re.fullmatch(pattern, text)
+    ]
+
+
+@pytest.mark.parametrize("pattern", [r"^\ud83d\ude00$", r"^[a\ud83d\ude00]$"])
+def test_a_pair_of_surrogates_is_a_character_in_some_dialects_only(pattern: str) -> None:
+    narrow, wide = (parse(pattern, search=True, portable=True, wide=wide) for wide in (False, True))
+    assert [product.matches(found, "😀") for found in (narrow, wide)] == [False, True]
+    refusing = parse(r"^[^\ud83d\ude00]$", search=True, portable=True)
+    assert [product.matches(refusing, text) for text in ("😀", "a")] == [False, True]
