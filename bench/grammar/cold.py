@@ -2,7 +2,7 @@
 
 On a GPU if there is one, else on a clock that takes a GPU's time for each step (`bench/frameworks/_paced.py`). What a
 fresh machine compiles once, the grammars' loops and the model's kernels, is ready before the first timing, and so are
-the processes that compile constraints. Schemas are closed (automata), or open (`any value` in one field: llguidance).
+the processes that compile constraints. Schemas are closed, or open (`any value` in one field: an automaton with a stack).
 For each run a line says how many steps it took, how long requests waited for their constraints, and how long Python's
 collector looked at all of memory.
 """
@@ -54,7 +54,7 @@ def schema(i: int) -> dict[str, Any]:
 
 
 def open_schema(i: int) -> dict[str, Any]:
-    """The same with a field of any value, which no automaton holds."""
+    """The same with a field of any value, which takes a stack."""
     closed = schema(i)
     fields = closed["properties"] | {f"more_{i}": {"type": "object"}}
     return {"type": "object", "properties": fields, "required": list(fields)}
