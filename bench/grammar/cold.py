@@ -2,7 +2,7 @@
 
 On a GPU if there is one, else on a clock that takes a GPU's time for each step (`bench/frameworks/_paced.py`). What a
 fresh machine compiles once, the grammars' loops and the model's kernels, is ready before the first timing, and so are
-the processes that compile constraints. Schemas are closed, or open (`any value` in one field: an automaton with a stack).
+the processes that compile constraints. Schemas are closed, or open (`any value` in one field, which takes a stack).
 For each run a line says how many steps it took, how long requests waited for their constraints, and how long Python's
 collector looked at all of memory.
 """
