@@ -13,12 +13,16 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.engines.lark.optional_row import is_optional_row
+from graftlm.core.grammar.engines.lark.segments import Segments, depth
 from graftlm.core.grammar.engines.lark.walk import Walk
 from graftlm.core.grammar.engines.lark.words import ITSELF, is_rule, is_short, joined, pair
 from graftlm.core.grammar.engines.regex_text import char_class, plain
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
 
-MAX_STATES = 1_000  # each state of a walk nests inside the one before it, and llguidance's parser stack is limited
+MAX_STATES = 1_000
+"""States of an automaton whose rules nest one inside the other, each as deep as llguidance recurses."""
+MAX_DEPTH = 400
+"""The same of a walk over members or items: a longer one is cut in parts, whose rules nest less deep."""
 
 MAX_TERMINALS = 45_000
 """Names and values that differ: llguidance compares each with all others, which takes about 4 s for so many."""
@@ -87,7 +91,6 @@ class _LarkWriter(RuleWriter):
             merged = [ast.alternation(*regular)] if regular else []
             return "|".join([self._body(item) for item in [*merged, *others]]), _CHOICE
         if isinstance(node, ast.Graph):
-            _check_length(node)
             return self._graph(node), _ATOM
         if isinstance(node, ast.Automaton):
             return self._short_automaton(node), _ATOM
@@ -151,7 +154,10 @@ class _LarkWriter(RuleWriter):
         """A rule for each state, which says how the walk goes on, but for those that are written where they are met."""
         known = self._graphs.get(id(node))
         if known is None:
-            text = self._optional_row(node.rows) if is_optional_row(node) else Walk(node, self).write()
+            if len(node.rows) > MAX_STATES and depth(node) > MAX_DEPTH:
+                text = Segments(node, self).write()
+            else:
+                text = self._optional_row(node.rows) if is_optional_row(node) else Walk(node, self).write()
             known = self._graphs[id(node)] = (node, text)
         return known[1]
 
@@ -327,14 +333,6 @@ def _grouped(text: _Text, level: int) -> str:
 
 def _string(data: bytes) -> str:
     return json.dumps(decoded(data))
-
-
-def _check_length(node: ast.Graph) -> None:
-    if len(node.rows) > MAX_STATES:
-        raise GrammarError(
-            f"an object or array of {len(node.rows):,} places, the limit of a context-free grammar is {MAX_STATES:,}; "
-            "require some of its members or nest them"
-        )
 
 
 def _loops(node: ast.Alternation | ast.Repeat) -> bool:
