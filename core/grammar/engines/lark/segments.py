@@ -223,7 +223,7 @@ def _with_marks_shared(graph: ast.Graph) -> ast.Graph:
             bare[state] = state
             continue
         choices[state] = place([(ast.EMPTY, target) for target in (*marked[state], *after)])
-        left = [(ast.EMPTY, to) for target in silent[state] if (to := bare[target]) is not None]
+        left: list[tuple[Node, int]] = [(ast.EMPTY, to) for target in silent[state] if (to := bare[target]) is not None]
         left += [(item, target) for item, target in rows[state] if type(item) is not ast.Empty and item is not mark]
         grown[state] = [(mark, choices[state]), *left]
         if len(left) == 1 and type(left[0][0]) is ast.Empty and state not in accepting:
@@ -294,7 +294,7 @@ def _width(order: list[int], after: list[set[int]]) -> int:
     """How much crosses the cuts of an order, wide cuts counting more."""
     at = {loop: level for level, loop in enumerate(order)}
     changes = [0] * (len(order) + 1)
-    earliest = {}
+    earliest = dict[int, int]()
     for i in order:
         for j in after[i]:
             earliest.setdefault(j, at[i])

@@ -156,7 +156,7 @@ def branch(
     constants = [question for question in questions if _is_constant(question)]
     if len(constants) > 1:
         questions = [question for question in questions if not _is_constant(question)]
-        work = [(left, 0, value, ()) for left, value in _told_apart(formula, constants, reduced)]
+        work = [(left, 0, value, counts) for left, value, counts in _told_apart(formula, constants, reduced)]
     else:
         work = [(formula, 0, ANYTHING, ())]
     while work:
@@ -181,33 +181,35 @@ def branch(
 
 
 def _is_constant(question: Question) -> bool:
-    """Whether only some strings answer a question, and nothing is counted."""
+    """Whether only some strings answer a question."""
     shape = question.shape
-    return isinstance(shape, Literals) and not question.counts and all(text[0] == '"' for text in shape.texts)
+    return isinstance(shape, Literals) and all(text[0] == '"' for text in shape.texts)
 
 
 def _told_apart(
     formula: Formula, constants: Sequence[Question], reduced: Callable[[Shape], Shape]
-) -> Iterator[tuple[Formula, Shape]]:
-    """What is left to hold for all values but some strings, and for those; the first string comes last."""
+) -> Iterator[tuple[Formula, Shape, tuple[int, ...]]]:
+    """What is left to hold, and counted, for all values but some strings, and for those; the first string comes last."""
     failing = frozenset().union(*(question.fails for question in constants))
-    holding: dict[str, set[Shape]] = {}
+    holding: dict[str, tuple[set[Shape], list[int]]] = {}
     for question in constants:
         assert isinstance(question.shape, Literals)
         for text in question.shape.texts:
-            holding.setdefault(text, set()).update(question.fails)
+            held, counts = holding.setdefault(text, (set(), []))
+            held.update(question.fails)
+            counts += question.counts
     needed = failing.intersection(formula.parts) if isinstance(formula, Both) else frozenset[Shape]()
     rest = decide(formula, failing, False)
-    texts: dict[Formula, list[str]] = {}
-    for text, held in holding.items():
+    texts: dict[Outcome, list[str]] = {}
+    for text, (held, counts) in holding.items():
         left = decide(formula, failing - held, False) if needed <= held else NOTHING
-        if left != rest:
-            texts.setdefault(left, []).append(text)
+        if counts or left != rest:
+            texts.setdefault((left, tuple(counts)), []).append(text)
     if rest != NOTHING:
         apart = tuple(text for group in texts.values() for text in group)
-        yield rest, reduced(negation(Literals(apart))) if apart else ANYTHING
-    for left, group in reversed(texts.items()):
-        yield left, Literals(tuple(group))
+        yield rest, reduced(negation(Literals(apart))) if apart else ANYTHING, ()
+    for (left, ups), group in reversed(texts.items()):
+        yield left, Literals(tuple(group)), ups
 
 
 class Walk:

@@ -21,6 +21,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 )
 from graftlm.core.grammar.schema.member_names import counts_names
 from graftlm.core.grammar.schema.text.branches import leaves
+from graftlm.core.grammar.schema.text.items import is_one_walk
 from graftlm.core.grammar.schema.text.members import ways_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def to_walk(lowering: Lowering, narrowed: Shape) -> list[tuple[Shape, ...]]:
     The text is the same: members have one order in all cases, and strict mode allows the same others.
     """
     cases = lowering.algebra.cases.of(narrowed)
-    if cases is None:
+    if cases is None or is_one_walk(narrowed, len(cases)):
         return [(narrowed,)]
     if len(cases) <= _FEW_CASES or not isinstance(narrowed, Both):
         return cases

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 State = tuple[int, Formula, tuple[int, ...]]
 """How many items there are (as far as it matters), what is left to hold, how many items each `contains` has met."""
 
+_FEW_CASES = 4
+_FEW_ITEMS = 16
+
 
 class Items:
     """The text between the brackets of an array for which `formula`, whose leaves are Arrays, holds."""
@@ -37,6 +40,7 @@ class Items:
         self._work: list[tuple[State, int]] = []
         self._arrays = [leaf for leaf in leaves(formula) if isinstance(leaf, Array)]
         self._wanted = [(leaf, wanted) for leaf in self._arrays for wanted in leaf.contains]
+        self._growing = [leaf for leaf in self._arrays if _keeps_holding(leaf)]
         self._last = max(
             max(len(leaf.prefix), leaf.min_items, 0 if leaf.max_items is None else leaf.max_items + 1)
             for leaf in self._arrays
@@ -92,6 +96,9 @@ class Items:
         for i, (leaf, wanted) in enumerate(self._wanted):
             if wanted.most is not None and counts[i] > wanted.most:
                 formula = decide(formula, frozenset({leaf}), False)
+        settled = frozenset([leaf for leaf in self._growing if self._holds(leaf, position, counts)])
+        if settled:  # an array that is known to hold takes no more states, nor do its alternatives
+            formula = decide(formula, settled, True)
         alive = leaves(formula)
         kept = tuple(count if leaf in alive else 0 for count, (leaf, _) in zip(counts, self._wanted, strict=True))
         return min(position, max(self._last, 1)), formula, kept
@@ -101,10 +108,30 @@ class Items:
         if position < leaf.min_items or (leaf.max_items is not None and position > leaf.max_items):
             return False
         return all(
-            counts[i] >= wanted.least and (wanted.most is None or counts[i] <= wanted.most)
-            for i, (array, wanted) in enumerate(self._wanted)
-            if array == leaf
+            [
+                counts[i] >= wanted.least and (wanted.most is None or counts[i] <= wanted.most)
+                for i, (array, wanted) in enumerate(self._wanted)
+                if array == leaf
+            ]
         )
+
+
+def _keeps_holding(leaf: Array) -> bool:
+    """Whether an array that has the shape has it as well with more items."""
+    return (
+        (leaf.items, leaf.prefix, leaf.max_items, leaf.unique) == (ANYTHING, (), None, False)
+        and all([wanted.most is None for wanted in leaf.contains])
+    )
+
+
+def is_one_walk(formula: Formula, num_cases: int) -> bool:
+    """Whether one walk over the items is smaller than one for each case: they would count the same items again.
+
+    Bounds, which a case without `contains` keeps by a counted repeat, are states of the walk, and have to be few.
+    """
+    arrays = [leaf for leaf in leaves(formula) if isinstance(leaf, Array)]
+    bounds = [max(len(leaf.prefix), leaf.min_items, leaf.max_items or 0) for leaf in arrays]
+    return num_cases > _FEW_CASES and max(bounds, default=0) <= _FEW_ITEMS and any([leaf.contains for leaf in arrays])
 
 
 def _enough(least: int, most: int | None) -> int:

@@ -1,0 +1,56 @@
+"""Arrays that count: what `contains` asks for is told apart as long as it matters, and no longer."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+import jsonschema
+
+from graftlm import Grammar, JsonSchema
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.compile import language_of
+from graftlm.core.grammar.spec import Options
+from tests.core.grammar.vocabularies import byte_vocabulary
+
+
+def contains(text: str) -> dict[str, Any]:
+    return {"contains": {"const": text}}
+
+
+def either(*texts: str) -> dict[str, Any]:
+    return {"anyOf": [contains(text) for text in texts]}
+
+
+def accepted(schema: Any, values: list[Any]) -> list[bool]:
+    grammar = Grammar.compile(JsonSchema(schema), byte_vocabulary(), strict=False)
+    found = []
+    for value in values:
+        matcher, data = grammar.matcher(), json.dumps(value, separators=(",", ":")).encode()
+        found.append(matcher.advance(list(data)) == len(data) and matcher.accepting)
+    return found
+
+
+def test_alternatives_of_contains_say_what_jsonschema_says() -> None:
+    strings = {"type": "array", "items": {"type": "string"}, "maxItems": 3}
+    values = [list(items) for length in range(4) for items in product(["a", "b", "c", "d"], repeat=length)]
+    for asked in (
+        [either("a", "b"), either("c", "d")],
+        [either("a", "b"), {"not": either("c", "d")}],
+        [{"oneOf": [contains("a"), {"contains": {"enum": ["b", "c"]}, "minContains": 2}]}],
+        [{"if": either("a", "b"), "then": {"minItems": 3}, "else": contains("d")}],
+        [{**contains("a"), "minItems": 2}, {"contains": {"const": "b"}, "maxContains": 1}],
+    ):
+        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **strings, "allOf": asked}
+        validator = jsonschema.Draft202012Validator(schema)
+        assert accepted(schema, values) == [validator.is_valid(value) for value in values]
+
+
+def test_an_alternative_that_one_item_has_settled_takes_no_more_places() -> None:
+    pairs = [either(f"{letter}1", f"{letter}2") for letter in "abcd"]
+    schema = {"type": "array", "items": {"type": "string"}, "allOf": pairs}
+    node = language_of(JsonSchema(schema), Options()).node
+    assert isinstance(node, ast.Concat)
+    (walk,) = [item for item in node.items if isinstance(item, ast.Graph)]
+    assert len(walk.rows) == 2**4 + 1  # any of 4 alternatives may hold so far, not any of 8 constants
