@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -63,3 +64,30 @@ class ByteTable:
         live[:2] = True
         numbers = np.where(live, np.cumsum(live) - 1, 0).astype(np.int32)
         return ByteTable(self.classes, numbers[self.targets[live]], self.accepting[live])
+
+    def minimal(self, most: int) -> ByteTable:
+        """The table with states that go on alike as one (Moore's algorithm); itself where more than `most` are left."""
+        groups = self.accepting.astype(np.int64)
+        num_groups, weights = 0, _weights(self.targets.shape[1] + 1)
+        while True:  # each round but the last splits a group
+            rows = np.column_stack((groups, groups[self.targets]))
+            # sums of random multiples tell rows apart fast, and each group is checked to be of equal rows
+            _, first, after = np.unique(rows.astype(np.uint64) @ weights, return_index=True, return_inverse=True)
+            if len(first) > most or not np.array_equal(rows[first[after]], rows):
+                return self
+            is_done = len(first) == num_groups
+            groups, num_groups = after, len(first)
+            if is_done:
+                break
+        if groups[0] == groups[1]:  # no text is accepted
+            return self
+        order = np.argsort(first)  # the dead state and the start stay the first ones
+        numbers = np.empty(num_groups, np.int32)
+        numbers[order] = np.arange(num_groups)
+        first = first[order]
+        return ByteTable(self.classes, numbers[groups][self.targets[first]], self.accepting[first])
+
+
+@cache
+def _weights(num: int) -> npt.NDArray[np.uint64]:
+    return np.random.default_rng(0).integers(1, 1 << 63, num, np.uint64)

@@ -37,6 +37,13 @@ def product(node: Node) -> Automaton:
     return _as_automaton(table(node))
 
 
+def minimal(node: Automaton, most: int) -> Automaton:
+    """The same language with as few states as it needs; `node` where those are more than `most`."""
+    table = _expand(node)
+    found = table.minimal(most + 1)  # beside the dead state
+    return node if found is table else _as_automaton(found)
+
+
 def without_counters(node: Node) -> Automaton | None:
     """The automaton of `node`, None where that counts repeats. Raises GrammarError over MAX_STATES states."""
     dfa = Dfa.compile(_with_never(node), Limits(states=MAX_STATES))

@@ -11,7 +11,7 @@ import json
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata.products.product import product
+from graftlm.core.grammar.automata.products.product import minimal, product
 from graftlm.core.grammar.engines.lark.optional_row import is_optional_row
 from graftlm.core.grammar.engines.lark.segments import Segments, depth
 from graftlm.core.grammar.engines.lark.walk import Walk
@@ -204,6 +204,8 @@ class _LarkWriter(RuleWriter):
         return name
 
     def _short_automaton(self, node: ast.Automaton) -> str:
+        if len(node.rows) > MAX_STATES:
+            node = minimal(node, MAX_STATES)
         if len(node.rows) > MAX_STATES:
             raise GrammarError(
                 f"a combination of patterns or multiples of {len(node.rows):,} states, the limit of a context-free "

@@ -29,6 +29,23 @@ def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right:
         assert product.matches(first, word) == (in_a and not in_b)
 
 
+@settings(max_examples=40)
+@given(PATTERNS, PATTERNS, PATTERNS)
+def test_an_automaton_with_as_few_states_as_it_needs_accepts_the_same(left: str, right: str, minus: str) -> None:
+    node = product.product(ast.Difference(ast.alternation(parse(left), parse(right)), parse(minus)))
+    small = product.minimal(node, 100)
+    assert len(small.rows) <= len(node.rows)
+    assert product.minimal(small, 100) == small
+    assert [product.matches(small, word) for word in WORDS] == [product.matches(node, word) for word in WORDS]
+
+
+def test_states_that_go_on_alike_are_one() -> None:
+    words = ast.alternation(*map(ast.literal, ("never", "ever", "clever", "lever")))
+    node = product.product(ast.Intersection((ast.star(ast.ANY_CHAR), words)))
+    assert len(product.minimal(node, 10).rows) == len("clever") + 1
+    assert product.minimal(node, 6) is node
+
+
 def test_products_of_an_alternation_are_too_much_effort_together() -> None:
     def long(letter: str) -> ast.Node:
         return ast.Intersection((parse(f"({letter}|x)*"), ast.repeat(ast.ANY_CHAR, 0, 60)))
