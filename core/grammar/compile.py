@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _CHARACTERS_PER_STATE = 2
 """In two collections 27 of 32 longer schemas took more than 20,000 states, and 39 of the 420 others."""
+_LONG = 10_000
+"""Characters of a schema from which on the places of its automaton are counted before it is built."""
 _USUAL = Options()
 SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
@@ -244,7 +246,8 @@ def _compile_fastest(
     is_shared = isinstance(spec, JsonSchema | Composite)  # with llguidance
     try:
         with limited(options.limits, SHARE_OF_AUTOMATON if is_shared else 1.0):
-            return automaton(language, vocabulary, options, Effort(EDGES_OF_AUTOMATON) if is_shared else None)
+            effort = Effort(EDGES_OF_AUTOMATON, is_long=_size(spec) > _LONG) if is_shared else None
+            return automaton(language, vocabulary, options, effort)
     except GrammarError as error:
         if not is_shared:
             raise

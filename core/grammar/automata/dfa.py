@@ -14,7 +14,8 @@ from graftlm.core.grammar.automata import determinize, state_sets
 from graftlm.core.grammar.automata.distances import Ways, measure
 from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
+from graftlm.core.grammar.automata.nfa.builder import MAX_REGISTERS, NfaBuilder
+from graftlm.core.grammar.automata.nfa.least_places import check_places
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.state_table import LONGEST_RUN, StateTable
 from graftlm.core.grammar.budget import check, limited
@@ -80,6 +81,9 @@ class Dfa(StateTable):
                 # those that cost about as much are mostly of the same kind, and would be in conflict next
                 unrolled.update(loop.path for loop in nfa.loops if loop.cost <= 2 * cheapest.cost)
                 counters = counters and num_conflicts < _MAX_CONFLICTS
+                shallow = all([loop.register + 1 < MAX_REGISTERS for loop in nfa.loops])  # none inside is hidden
+                if not counters or (shallow and all([loop.path in unrolled for loop in nfa.loops])):
+                    check_places(node, 4 * limits.states, counters=False)
 
     @property
     def moves(self) -> tuple[Int32Array, npt.NDArray[np.uint8], Int32Array]:

@@ -9,6 +9,7 @@ from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.endings import shortest_ending
+from graftlm.core.grammar.automata.nfa.least_places import check_places
 from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher, Forced
 from graftlm.core.grammar.engines.forced_texts import ForcedTexts
@@ -48,7 +49,10 @@ class FsmGrammar(AutomatonGrammar):
 
         Raises GrammarError when nothing matches, or not within `limits` and `effort`, or cannot be spelled.
         """
-        node = without_products(node, (limits or Limits()).states, effort)
+        limits = limits or Limits()
+        if effort is not None and effort.is_long:
+            check_places(node, 4 * limits.states)
+        node = without_products(node, limits.states, effort)
         dfa = Dfa.compile(node, limits, effort=effort)
         if dfa.loops and not is_complete(dfa, vocabulary):
             dfa = Dfa.compile(node, limits, counters=False)
