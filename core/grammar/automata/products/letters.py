@@ -34,10 +34,21 @@ _NOTHING_KNOWN = Letters(ast.ANY_CHAR.ranges, ast.ANY_CHAR.ranges, True)
 
 def are_apart(one: Node, other: Node) -> bool:
     """Whether letters show that no text matches both."""
+    here, there = _beginning(one), _beginning(other)
+    length = min(len(here), len(there))
+    if here[:length] != there[:length]:
+        return True
     a, b = letters(one), letters(other)
     if not a.empty and not b.empty and not ast.intersect(a.first, b.first):
         return True
     return not _is_made_of(one, b.any, {}) or not _is_made_of(other, a.any, {})
+
+
+def _beginning(node: Node) -> bytes:
+    """What all texts begin with, as far as it is written so."""
+    if isinstance(node, ast.Concat):
+        node = node.items[0]
+    return node.data if isinstance(node, ast.Literal) else b""
 
 
 def _is_made_of(node: Node, allowed: Ranges, known: dict[int, bool]) -> bool:

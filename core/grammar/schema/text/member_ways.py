@@ -13,9 +13,10 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.automata.products.letters import are_apart
 from graftlm.core.grammar.automata.products.witness import has_witness
 from graftlm.core.grammar.schema.algebra import text_language
-from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Literals, Object, Shape, Text, both
+from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Both, Literals, Object, Shape, Text, both
 from graftlm.core.grammar.schema.member_names import counts_names, num_other_names
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.branches import Formula, Question, accepts, branch, decide, leaf_set, leaves
@@ -84,12 +85,17 @@ class MemberWays:
             self._num_others = inf
         self._cap = max(self._cap, 0 if isinf(self._num_others) else int(self._num_others))
         self._closed: set[Shape] = set()  # leaves without members beyond those that they list
-        # at each name: leaves that list it, what they say of it unless it is anything, those that require it, and
-        # those that it settles
-        self._listing: list[set[Shape]] = [set() for _ in self.names]
-        self._members: list[dict[Object, Shape]] = [{} for _ in self.names]
-        self._requiring: list[set[Shape]] = [set() for _ in self.names]
-        self._settled: list[set[Shape]] = [set() for _ in range(len(self.names) + 2)]
+        never = _never_there(formula, self.names)
+        if never:
+            lacking = frozenset([leaf for leaf in self._objects if not never.isdisjoint(leaf.required)])
+            formula = decide(formula, lacking, False)
+        self._walked = [name for name in self.names if name not in never] if never else self.names
+        # at each of these names: leaves that list it, what they say of it unless it is anything, those that require
+        # it, and those that it settles
+        self._listing: list[set[Shape]] = [set() for _ in self._walked]
+        self._members: list[dict[Object, Shape]] = [{} for _ in self._walked]
+        self._requiring: list[set[Shape]] = [set() for _ in self._walked]
+        self._settled: list[set[Shape]] = [set() for _ in range(len(self._walked) + 2)]
         self._look_at_names()
         self.start: State = (0, self._settle(formula, 0), (0, 0))
         self._known: dict[State, Ways] = {}
@@ -104,7 +110,7 @@ class MemberWays:
     def _ways_from(self, state: State) -> Ways:
         position, formula, counts = state
         found = Ways()
-        is_other = position == len(self.names)
+        is_other = position == len(self._walked)
         if is_other:
             found.ends = accepts(formula, lambda leaf, holds: self._certain(leaf, holds, counts))
             ways = self._others(formula) if counts[1] < self._num_others else []
@@ -121,19 +127,21 @@ class MemberWays:
         return found
 
     def _look_at_names(self) -> None:
-        positions = {name: i for i, name in enumerate(self.names)}
+        positions = {name: i for i, name in enumerate(self._walked)}
         for leaf in self._objects:
-            listed, is_simple = [name for name, _ in leaf.properties], leaf.names is None and not leaf.patterns
+            listed = [name for name, _ in leaf.properties if name in positions]
+            is_simple = leaf.names is None and not leaf.patterns
             if is_simple and leaf.additional == NOTHING:
                 self._closed.add(leaf)
             for name in listed:
                 self._listing[positions[name]].add(leaf)
-            for name in listed if is_simple and leaf.additional in (ANYTHING, NOTHING) else self.names:
+            for name in listed if is_simple and leaf.additional in (ANYTHING, NOTHING) else self._walked:
                 shape = self._algebra.member(leaf, name)
                 if shape != ANYTHING:
                     self._members[positions[name]][leaf] = shape
             for name in leaf.required:
-                self._requiring[positions[name]].add(leaf)
+                if name in positions:
+                    self._requiring[positions[name]].add(leaf)
             self._settled[self._last_position(leaf, positions)].add(leaf)
 
     def _declared(self, position: int, formula: Formula) -> list[tuple[Key, Shape, Formula]]:
@@ -143,7 +151,7 @@ class MemberWays:
             formula = decide(formula, others, False)
             alive = leaf_set(formula)
         shapes = {leaf: shape for leaf, shape in self._members[position].items() if leaf in alive}
-        key = self.names[position]
+        key = self._walked[position]
         return [(key, value, after) for value, after in self._branch(formula, shapes)]
 
     def _branch(self, formula: Formula, shapes: dict[Object, Shape]) -> list[tuple[Shape, Formula]]:
@@ -176,8 +184,8 @@ class MemberWays:
         """After so many names nothing can make `leaf` fail; one more than there are names if only the end decides."""
         free = leaf.additional == ANYTHING and leaf.names is None and all(s == ANYTHING for _, s in leaf.patterns)
         if not free or leaf.min_properties or leaf.max_properties is not None:
-            return len(self.names) + 1
-        named = (*leaf.required, *(name for name, _ in leaf.properties))
+            return len(self._walked) + 1
+        named = [name for name in (*leaf.required, *(name for name, _ in leaf.properties)) if name in positions]
         deciding = [name for name in named if name in leaf.required or leaf in self._members[positions[name]]]
         return 1 + max((positions[name] for name in deciding), default=-1)
 
@@ -248,6 +256,8 @@ class MemberWays:
 
     def _name_node(self, passed: tuple[_Test, ...], failed: tuple[_Test, ...]) -> Node | None:
         inside = [self._test_node(test, wide=False) for test in passed]
+        if any(are_apart(one, other) for one, other in combinations(inside, 2)):
+            return ast.NOTHING
         outside = failing = [self._test_node(test, wide=True) for test in failed]
         if not passed and not failed:
             return None
@@ -276,6 +286,17 @@ class MemberWays:
             failing = self._algebra.pieces_outside(test, "string")
             return ast.Difference(ast.star(json_text.NAME_CHAR), ast.alternation(*map(_spelled, failing)))
         return ast.alternation(*map(_spelled, pieces))
+
+
+def _never_there(formula: Formula, names: list[str]) -> set[str]:
+    """Names of members that a part of the whole formula forbids: those of others are many, and none of them is met."""
+    never: set[str] = set()
+    for part in formula.parts if isinstance(formula, Both) else (formula,):
+        if isinstance(part, Object) and part.names is None and not part.patterns:
+            never.update([name for name, shape in part.properties if shape == NOTHING])
+            if part.additional == NOTHING:
+                never.update([name for name in names if part.property(name) is None])
+    return never
 
 
 def _is_empty_in_pairs(inside: list[Node], failing: list[Node]) -> bool:

@@ -20,6 +20,8 @@ PATTERNS = (
     r"^([a-z_]\w*)?\$\{\w+\}$",
     r"\$\{\w+\}",
     r"\.js$",
+    r"^https?:",
+    r"^~/",
     r"^a{2,3}(b|c)?$",
     r"^(?!b)[ab]*$",
     r"^$",
@@ -45,6 +47,7 @@ def test_languages_that_are_apart_have_no_text_in_common(patterns: tuple[str, st
         (r"^[a-z_]\w*$", r"\$\{\w+\}"),
         (r"^https?://[a-z]+\b/?$", r"^[a-z]+/[a-z]+$"),
         (r"^é+$", r"^[a-z]+$"),
+        (r"^schema ", r"^sequence "),
     ],
 )
 def test_patterns_are_apart_by_what_they_begin_with_and_by_what_they_need(patterns: tuple[str, str]) -> None:
