@@ -56,6 +56,20 @@ def is_place(node: Node) -> bool:
     return isinstance(node, Rule) and not isinstance(node, Captured)
 
 
+def is_bound(node: Node) -> bool:
+    """Whether `node` begins and ends with anchors, whatever it matches."""
+    match node:
+        case Alternation(items):
+            return all(map(is_bound, items))
+        case Concat(items):
+            return _is_anchor(items[0], "^") and _is_anchor(items[-1], "$~")
+    return False
+
+
+def _is_anchor(node: Node, signs: str) -> bool:
+    return isinstance(node, Rule) and node.name[0] in signs
+
+
 def sorted_anchors(items: list[Node]) -> list[Node]:
     """`items`, groups taken apart, with each `^` before the lookaheads that stand directly before it: neither takes any
     text.

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import (
     EMPTY,
+    MAX_CODE_POINT,
     NOTHING,
     Alternation,
+    CharSet,
     Concat,
+    Literal,
     Node,
     Range,
     Repeat,
@@ -20,6 +23,7 @@ from graftlm.core.grammar.ast import (
     alternation,
     char_set,
     concat,
+    intersect,
     is_nothing,
     literal,
     repeat,
@@ -30,6 +34,10 @@ from graftlm.core.grammar.node_texts import MOST_TEXTS, texts_of
 from graftlm.core.grammar.regex.flags import Flags
 
 _MAX_WAYS = 1_000
+
+
+class ManyTextsError(GrammarError):
+    """A backreference asks for a group of too many texts."""
 
 
 class Captured(Rule):
@@ -79,16 +87,51 @@ def _cases(char: str, ascii_only: bool) -> list[Range]:
     return [(code, code) for code in codes if chr(code).lower()[0] == char.lower()[0]]
 
 
-def resolved(node: Node) -> Node:
+def resolved(node: Node, among: tuple[Range, ...] | None = None) -> Node:
     """`node` without groups and backreferences.
 
-    Raises GrammarError for a backreference to a group of many texts, or to one in a repeat.
+    among  characters that all texts are made of, where that is known
+
+    Raises ManyTextsError for a backreference to a group of many texts, or to one in a repeat.
     """
-    return _Resolver().of(node)
+    return _Resolver(among).of(node)
+
+
+def characters_of(node: Node) -> Iterator[Range]:
+    """The characters that texts of `node` are made of; those that lookarounds ask for are not among them."""
+    match node:
+        case Literal(data):
+            yield from ((ord(char), ord(char)) for char in data.decode())
+        case CharSet(ranges):
+            yield from ranges
+        case Group():
+            yield from characters_of(node.body)
+        case Backreference(flags=flags) if flags.ignore_case:  # other cases of what the group matched
+            yield 0, MAX_CODE_POINT
+        case Concat(items) | Alternation(items):
+            for item in items:
+                yield from characters_of(item)
+        case Repeat(item, _, _):
+            yield from characters_of(item)
+
+
+def _among(node: Node, ranges: tuple[Range, ...]) -> Node:
+    """The texts of `node` that are made of characters in `ranges`."""
+    match node:
+        case CharSet(own):
+            return char_set(intersect(own, ranges))
+        case Concat(items):
+            return concat(*(_among(item, ranges) for item in items))
+        case Alternation(items):
+            return alternation(*(_among(item, ranges) for item in items))
+        case Repeat(item, low, high):
+            return repeat(_among(item, ranges), low, high)
+    return node
 
 
 class _Resolver:
-    def __init__(self) -> None:
+    def __init__(self, among: tuple[Range, ...] | None) -> None:
+        self._among = among
         self._num_ways = 0
 
     def of(self, node: Node, *, repeated: bool = False) -> Node:
@@ -104,8 +147,13 @@ class _Resolver:
                     for group in _groups(item):
                         asking = next((ref for later in items[i + 1 :] for ref in _asking(later, group.number)), None)
                         if asking is not None:
-                            ways = self._ways(items, i, group, asking, repeated=repeated)
-                            return alternation(*(self.of(way, repeated=repeated) for way in ways))
+                            end = _end_of_asking(items, i)
+                            ways = self._ways(items[i:end], 0, group, asking, repeated=repeated)
+                            found = alternation(*(self.of(way, repeated=repeated) for way in ways))
+                            before, after = (
+                                self.of(concat(*part), repeated=repeated) for part in (items[:i], items[end:])
+                            )
+                            return concat(before, found, after)
                 return concat(*(self.of(item, repeated=repeated) for item in items))
             case Alternation(items):
                 return alternation(*(self.of(item, repeated=repeated) for item in items))
@@ -117,7 +165,8 @@ class _Resolver:
         self, items: tuple[Node, ...], at: int, group: Group, asking: Backreference, *, repeated: bool
     ) -> Iterator[Node]:
         """`items` for each text of `group`, which lies in the one at `at`, and for none."""
-        texts = texts_of(self.of(group.body))
+        body = self.of(group.body)
+        texts = texts_of(body if self._among is None else _among(body, self._among))
         if texts is None:
             raise _refusal(asking)
         for text in (*sorted(texts), None):
@@ -131,7 +180,7 @@ class _Resolver:
 
 
 def _refusal(asking: Backreference) -> GrammarError:
-    return GrammarError(
+    return ManyTextsError(
         f"regex, position {asking.position}: a backreference is kept to a group of at most {MOST_TEXTS} texts "
         f"({_MAX_WAYS:,} ways for all groups) that lies in no repeat or lookaround without it; write them out",
         position=asking.position,
@@ -148,6 +197,18 @@ def _groups(node: Node) -> Iterator[Group]:
                 yield from _groups(item)
         case Repeat(item, _, _):
             yield from _groups(item)
+
+
+def _end_of_asking(items: tuple[Node, ...], start: int) -> int:
+    """Where no later item asks for a group in `items[start:end]` any more."""
+    end, i = start + 1, start
+    while i < end:
+        numbers = [group.number for group in _groups(items[i])]
+        for j in range(end, len(items)):
+            if any(True for number in numbers for _ in _asking(items[j], number)):
+                end = j + 1
+        i += 1
+    return end
 
 
 def _asking(node: Node, number: int) -> Iterator[Backreference]:

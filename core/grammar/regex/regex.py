@@ -24,10 +24,12 @@ from graftlm.core.grammar.ast import (
     CharSet,
     Literal,
     Node,
+    Range,
     alternation,
     char_set,
     complement,
     concat,
+    normalise,
     repeat,
 )
 from graftlm.core.grammar.automata import charsets
@@ -53,7 +55,13 @@ def parse(
 
     Raises GrammarError with the position of what cannot be parsed or kept.
     """
-    node = _Parser(pattern, max_depth, portable, wide).parse()
+    try:
+        node = _Parser(pattern, max_depth, portable, wide).parse()
+    except backreferences.ManyTextsError:
+        among = _Parser(pattern, max_depth, portable, wide).characters(search=search)
+        if among is None:
+            raise
+        node = _Parser(pattern, max_depth, portable, wide, among).parse()
     useless = None
     if not lookarounds.looks_behind(node):
         try:
@@ -67,8 +75,17 @@ def parse(
 
 
 class _Parser(Characters):
-    def __init__(self, pattern: str, max_depth: int, portable: bool, wide: bool = False) -> None:
+    def __init__(
+        self,
+        pattern: str,
+        max_depth: int,
+        portable: bool,
+        wide: bool = False,
+        among: tuple[Range, ...] | None = None,
+    ) -> None:
         super().__init__(pattern, portable, wide)
+        self._among = among  # what all characters of a text are, where that is known
+        self._skims = False  # past lookarounds
         self._depth = 0
         self._max_depth = max_depth
         self._refers = _REFERENCE.search(pattern) is not None
@@ -83,8 +100,21 @@ class _Parser(Characters):
         node = self._alternatives()
         if self._at < len(self._text):
             self._fail("')' closes no group; escape it as \\)")
-        node = backreferences.resolved(node) if self._refers else node
+        node = self._resolved(node)
         return line_ends.in_pattern(node) if self._has_line_ends else node
+
+    def characters(self, *, search: bool) -> tuple[Range, ...] | None:
+        """What the characters of a text are that the pattern matches from end to end; None where it need not."""
+        self._skims = True
+        if self._text.startswith("(?"):
+            self._global_flags()
+        node = self._alternatives()
+        if search and not anchors.is_bound(node):
+            return None
+        return normalise((*backreferences.characters_of(node), (10, 10)))  # `$` may leave a line break
+
+    def _resolved(self, node: Node) -> Node:
+        return backreferences.resolved(node, self._among) if self._refers else node
 
     # -- structure ---------------------------------------------------------------------------------------------
 
@@ -186,7 +216,10 @@ class _Parser(Characters):
             return backreferences.Group(number, node)
         if look is None:
             return node
-        node = lookarounds.without_lookbehinds(backreferences.resolved(node) if self._refers else node)
+        if self._skims:
+            self._wide = self._wide != look[1]
+            return EMPTY
+        node = lookarounds.without_lookbehinds(self._resolved(node))
         node = line_ends.in_look(node, look[0]) if self._has_line_ends else node
         found = look[0](node, look[1], start, wide=self._portable and self._wide)
         self._wide = self._wide != look[1]

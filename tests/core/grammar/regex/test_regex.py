@@ -222,7 +222,7 @@ def test_details_of_the_dialect(pattern: str, text: str, expected: bool) -> None
         (r"(?=(a))\1", 7, "a backreference is kept"),
         (r"((a|b)1?)\1\2", 11, "a backreference is kept"),
         (r"([a-k]{2})\1", 10, "a backreference is kept"),
-        (r"([a-z])([a-z])\1\2([a-z])\3", 25, "1,000 ways"),
+        (r"([a-z])([a-z])([a-z])\1\2\3", 25, "1,000 ways"),
         (r"(a\1)", 2, "no group that is closed"),
         ("(?P=x)(?P<x>a)", 0, "no group that is closed"),
         ("(?:ab)*+", 0, "possessive"),
@@ -527,3 +527,30 @@ def test_a_pair_of_surrogates_is_a_character_in_some_dialects_only(pattern: str)
     assert [product.matches(found, "😀") for found in (narrow, wide)] == [False, True]
     refusing = parse(r"^[^\ud83d\ude00]$", search=True, portable=True)
     assert [product.matches(refusing, text) for text in ("😀", "a")] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^(?!.*(.)\1{2})[ab1]+$",
+        r"^(?!(\d)\1)[a1]*$",
+        r"(?=.*(.)\1)[ab1]*",
+        r"(?:(?!(.)\1)[ab])*",
+    ],
+)
+def test_a_group_of_any_character_is_asked_for_again_where_texts_are_made_of_few(pattern: str) -> None:
+    texts = ["".join(letters) for length in range(6) for letters in itertools.product("ab1", repeat=length)]
+    found, whole = parse(pattern, search=True, portable=True) if pattern[0] == "^" else None, parse(pattern)
+    assert [text for text in texts if product.matches(whole, text)] == [
+        text for text in texts if re.fullmatch(pattern, text)
+    ]
+    if found is not None:
+        assert [text for text in texts if product.matches(found, text)] == [
+            text for text in texts if re.search(pattern, text)
+        ]
+
+
+def test_a_group_of_any_character_is_refused_where_texts_may_be_made_of_many() -> None:
+    for pattern in (r"(?!.*(.)\1)[ab]", r"^(?!.*(.)\1)\w*$|a", r"^(?!.*(.)\1)(a)(?i:\2)$"):
+        with pytest.raises(GrammarError, match="a backreference is kept"):
+            parse(pattern, search=True, portable=True)
