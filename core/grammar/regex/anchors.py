@@ -30,6 +30,7 @@ from graftlm.core.grammar.ast import (
 )
 from graftlm.core.grammar.regex.backreferences import Captured
 from graftlm.core.grammar.regex.lookarounds import Lookahead
+from graftlm.core.grammar.regex.trimming import trimmed
 
 # While a pattern is parsed, an anchor is a rule named "^" or "$" and its position, and so is a lookahead.
 
@@ -97,6 +98,8 @@ def found_anywhere(node: Node, *, wide: bool = False) -> Node:
     around, end = star(ANY_CHAR), optional(literal("\n")) if wide else EMPTY
     found = []
     for at_start, body, at_end in split(node):
+        if _lookahead_in(body) is None:
+            body = trimmed(body, start=not at_start, end=not at_end)
         rest = end if at_end else around
         if at_start or _asks_for_start(body):
             found.append(_look(body, rest, True))

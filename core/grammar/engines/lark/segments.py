@@ -128,7 +128,9 @@ class Segments:
     def _walk(self, low: int, high: int, source: int, target: int) -> str | None:
         """The same of a short part: a rule for each state."""
         levels = range(high - 1, self._level_of[source] - 1, -1)
-        inside = [state for level in levels for state in self._levels[level] if (low, high, state, target) not in self._ways]
+        inside = [
+            state for level in levels for state in self._levels[level] if (low, high, state, target) not in self._ways
+        ]
         looping = {state for state in inside if len(self._levels[self._level_of[state]]) > 1 or self._is_loop(state)}
         reaching = self._reaching(inside, (low, high, target))
         for state in inside:
@@ -247,8 +249,7 @@ def _after(graph: ast.Graph, loops: list[list[int]]) -> list[set[int]]:
     """The loops to which each loop leads, by their numbers, which are smaller than its own."""
     loop_of = {state: i for i, states in enumerate(loops) for state in states}
     return [
-        {loop_of[target] for state in states for _, target in graph.rows[state]} - {i}
-        for i, states in enumerate(loops)
+        {loop_of[target] for state in states for _, target in graph.rows[state]} - {i} for i, states in enumerate(loops)
     ]
 
 

@@ -118,9 +118,8 @@ class Items:
 
 def _keeps_holding(leaf: Array) -> bool:
     """Whether an array that has the shape has it as well with more items."""
-    return (
-        (leaf.items, leaf.prefix, leaf.max_items, leaf.unique) == (ANYTHING, (), None, False)
-        and all([wanted.most is None for wanted in leaf.contains])
+    return (leaf.items, leaf.prefix, leaf.max_items, leaf.unique) == (ANYTHING, (), None, False) and all(
+        [wanted.most is None for wanted in leaf.contains]
     )
 
 
