@@ -189,7 +189,7 @@ def _is_constant(question: Question) -> bool:
 def _told_apart(
     formula: Formula, constants: Sequence[Question], reduced: Callable[[Shape], Shape]
 ) -> Iterator[tuple[Formula, Shape, tuple[int, ...]]]:
-    """What is left to hold, and counted, for all values but some strings, and for those; the first string comes last."""
+    """What is left to hold, and counted, for all values but some strings, and for those; the first string is last."""
     failing = frozenset().union(*(question.fails for question in constants))
     holding: dict[str, tuple[set[Shape], list[int]]] = {}
     for question in constants:
