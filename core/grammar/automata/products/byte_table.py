@@ -56,6 +56,18 @@ class ByteTable:
         live: npt.NDArray[np.bool_] = self.distances() != UNREACHABLE
         return live
 
+    def shortest(self) -> bytes | None:
+        """The shortest text, of the lowest bytes; None if there is none."""
+        distance, state, data = self.distances(), 1, bytearray()
+        if distance[state] == UNREACHABLE:
+            return None
+        while distance[state]:
+            after = self.targets[state][self.classes]
+            byte = int(np.argmax(distance[after] == distance[state] - 1))
+            data.append(byte)
+            state = int(after[byte])
+        return bytes(data)
+
     def trimmed(self) -> ByteTable:
         """The table with its states numbered anew without those that cannot reach an accepting one; the start stays."""
         live = self.live()

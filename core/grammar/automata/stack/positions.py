@@ -217,10 +217,12 @@ class Positions:
 class Product:
     """The automaton of an Intersection or a Difference; a state is a set of Rests for each part, 0 is the start.
 
+    node       what it is the automaton of
     positions  those of the parts
     """
 
     def __init__(self, node: Intersection | Difference) -> None:
+        self.node = node
         self._is_difference = isinstance(node, Difference)
         parts = (node.item, node.minus) if isinstance(node, Difference) else node.items
         self.positions = Positions()

@@ -1,6 +1,7 @@
 """The shortest ending of a product of languages: none is shorter than that of one of its parts alone.
 
-Where the shortest ending of one part is one of the others as well, it is found without a search; else by A*.
+Where the shortest ending of one part is one of the others as well, it is found without a search; else, from the start,
+by an automaton over arrays, and from inside by A*.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata.products.product import table
 from graftlm.core.grammar.automata.stack.positions import END, INFINITE, Product, Rest
 from graftlm.core.grammar.budget import check
 
@@ -31,6 +34,8 @@ class ProductEndings:
         """The fewest bytes to an accepting state; None if there is no way."""
         if state not in self._endings:
             text = self._of_one_part(state)
+            if text is None and state == 0:
+                text = self._of_automaton()
             if text is None:
                 self._search(state)
             else:
@@ -46,6 +51,14 @@ class ProductEndings:
         part = nearest.index((num_bytes, rest))
         text = self._text(rest)
         return text if self._product.passes(state, text, part) else None
+
+    def _of_automaton(self) -> bytes | None:
+        """The shortest text of all; None where there is none, or the automaton takes too many states."""
+        try:
+            return table(self._product.node).shortest()
+        except GrammarError:
+            check()
+            return None
 
     def _search(self, start: int) -> None:
         product = self._product

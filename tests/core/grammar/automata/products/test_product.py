@@ -39,6 +39,17 @@ def test_an_automaton_with_as_few_states_as_it_needs_accepts_the_same(left: str,
     assert [product.matches(small, word) for word in WORDS] == [product.matches(node, word) for word in WORDS]
 
 
+@settings(max_examples=40)
+@given(PATTERNS, PATTERNS)
+def test_no_text_is_shorter_than_the_shortest(left: str, right: str) -> None:
+    node = ast.Difference(parse(left), parse(right))
+    found = product.table(node).shortest()
+    words = [word for word in WORDS if product.matches(node, word)]
+    assert found is None or product.matches(node, found.decode())
+    assert not words or (found is not None and len(found) <= len(words[0]))
+    assert (found is None) == product.is_empty(node)
+
+
 def test_states_that_go_on_alike_are_one() -> None:
     words = ast.alternation(*map(ast.literal, ("never", "ever", "clever", "lever")))
     node = product.product(ast.Intersection((ast.star(ast.ANY_CHAR), words)))
