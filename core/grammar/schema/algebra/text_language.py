@@ -125,9 +125,19 @@ def admits(shape: Text, text: str) -> bool:
     """Whether `text` has this shape."""
     if len(text) < shape.min_length or (shape.max_length is not None and len(text) > shape.max_length):
         return False
-    return all(product.matches(part, text) for part in _parts(shape)) and not any(
-        product.matches(part, text) for part in _refused(shape)
+    return (
+        all(product.matches(pattern_node(pattern), text) for pattern in shape.patterns)
+        and all(product.matches(format_node(name), _spelled_for(name, text)) for name in shape.formats)
+        and not any(product.matches(part, text) for part in _refused(shape))
     )
+
+
+def _spelled_for(name: str, text: str) -> str:
+    """`text` as it is looked for in the format `name`: JSON inside a string may have blanks, which are not written."""
+    if isinstance(name, ContentFormat):
+        with suppress(ValueError, RecursionError):
+            return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
+    return text
 
 
 def _parts(shape: Text) -> list[Node]:

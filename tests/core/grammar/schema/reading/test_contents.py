@@ -107,3 +107,10 @@ def test_encoded_json_is_refused_but_in_drafts_to_which_it_is_a_note() -> None:
         compiled(encoded)
     latest = compiled({"$schema": "https://json-schema.org/draft/2020-12/schema", **encoded})
     assert [issue.keyword for issue in latest.annotations] == ["contentMediaType"]
+
+
+def test_a_value_that_the_schema_gives_may_hold_json_with_blanks() -> None:
+    schema = {**JSON, "contentSchema": {"type": "array", "items": {"type": "integer"}}}
+    assert admits({**schema, "enum": ["[1, 2]", '["a"]', "["]}, "[1, 2]")
+    with pytest.raises(GrammarError, match="nothing can satisfy this"):
+        compiled({**schema, "enum": ['["a"]', "["]})
