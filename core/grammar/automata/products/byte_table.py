@@ -9,6 +9,7 @@ import numpy as np
 from graftlm.core.grammar.automata.determinize import ACTION_WIDTH
 from graftlm.core.grammar.automata.dfa import UNREACHABLE
 from graftlm.core.grammar.automata.distances import list_ways, measure
+from graftlm.core.grammar.automata.products.partition import partition
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -78,7 +79,7 @@ class ByteTable:
 
     def minimal(self, most: int) -> ByteTable:
         """The table with states that go on alike as one; itself where more than `most` are left."""
-        found = self._groups(most)
+        found = partition(self.targets, self.accepting, most)
         if found is None:
             return self
         _, first, groups = np.unique(found, return_index=True, return_inverse=True)
@@ -90,52 +91,3 @@ class ByteTable:
         numbers[order] = np.arange(num_groups)
         first = first[order]
         return ByteTable(self.classes, numbers[groups][self.targets[first]], self.accepting[first])
-
-    def _groups(self, most: int) -> list[int] | None:
-        """The group of each state, of those that go on alike; None where there are more than `most` groups.
-
-        Moore's algorithm, which looks again only at states before one that left its group: the largest part of a group
-        keeps its number.
-        """
-        rows: list[list[int]] = self.targets.tolist()
-        groups: list[int] = self.accepting.astype(int).tolist()
-        before: list[set[int]] = [set() for _ in rows]
-        for state, row in enumerate(rows):
-            for target in set(row):
-                before[target].add(state)
-        sizes = [groups.count(0), groups.count(1)]
-        ways: list[tuple[int, ...] | None] = [None, None]  # of the members that are not looked at again
-        again = set(range(len(rows)))
-        while again:
-            members: dict[int, dict[tuple[int, ...], list[int]]] = {}
-            for state in again:
-                way = tuple([groups[target] for target in rows[state]])
-                members.setdefault(groups[state], {}).setdefault(way, []).append(state)
-            left: list[int] = []
-            for group, parts in members.items():
-                others = sizes[group] - sum(map(len, parts.values()))
-                kept = ways[group] if others else None
-                if kept is None or others + len(parts.get(kept, ())) < max(map(len, parts.values())):
-                    largest = max(parts, key=lambda way: len(parts[way]))
-                    if kept is not None:  # the members that were not looked at leave in place of the largest part
-                        parts.setdefault(kept, []).extend(self._not_in(groups, group, parts))
-                    kept = largest
-                ways[group] = kept
-                for way, states in parts.items():
-                    if way != kept:
-                        for state in states:
-                            groups[state] = len(sizes)
-                        sizes[group] -= len(states)
-                        sizes.append(len(states))
-                        ways.append(way)
-                        left += states
-            if len(sizes) - sizes.count(0) > most:
-                return None
-            again = set().union(*[before[state] for state in left])
-        return groups
-
-    @staticmethod
-    def _not_in(groups: list[int], group: int, parts: dict[tuple[int, ...], list[int]]) -> list[int]:
-        """The members of `group` that are in none of its parts."""
-        found = {state for states in parts.values() for state in states}
-        return [state for state, its in enumerate(groups) if its == group and state not in found]

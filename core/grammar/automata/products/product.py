@@ -211,14 +211,19 @@ def _without_never(dfa: Dfa) -> ByteTable:
 
 
 def _expand(node: Automaton) -> ByteTable:
-    cuts = {0, 256}.union(*({low, high + 1} for row in node.rows for low, high, _ in row))
-    starts = np.array(sorted(cuts))
-    class_of = {int(start): i for i, start in enumerate(starts)}
-    targets = np.zeros((len(node.rows) + 1, len(starts) - 1), np.int32)
-    accepting = np.zeros(len(node.rows) + 1, bool)
-    for state, row in enumerate(node.rows, 1):
-        for low, high, target in row:
-            targets[state, class_of[low] : class_of[high + 1]] = target + 1
+    if isinstance(node, ArrayAutomaton):
+        edges = node.edges
+    else:
+        listed = [(state, target, low, high) for state, row in enumerate(node.rows) for low, high, target in row]
+        edges = np.array(listed, np.int32).reshape(-1, 4)
+    source, target, low, high = edges.T
+    starts = np.unique(np.concatenate([[0, 256], low, high + 1]))
+    first, last = np.searchsorted(starts, low), np.searchsorted(starts, high + 1)
+    widths = last - first
+    along = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths)  # of each edge its classes
+    targets = np.zeros((node.num_states + 1, len(starts) - 1), np.int32)
+    targets[np.repeat(source + 1, widths), np.repeat(first, widths) + along] = np.repeat(target + 1, widths)
+    accepting = np.zeros(node.num_states + 1, bool)
     accepting[[state + 1 for state in node.accepting]] = True
     return ByteTable(np.repeat(np.arange(len(starts) - 1), np.diff(starts)), targets, accepting)
 
