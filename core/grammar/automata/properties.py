@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache, lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -36,24 +35,14 @@ def readings(name: str) -> tuple[tuple[Range, ...], ...]:
 
 
 def _code_points(name: str) -> tuple[Range, ...] | None:
-    """What the package `regex` takes for the property; None where it knows none, or is not installed."""
-    engine = _engine()
-    if engine is None:
-        return None
+    """What the package `regex` takes for the property; None where it knows none."""
+    import regex  # few patterns ask for it
+
     try:
-        runs = engine.compile(f"\\p{{{name}}}+").finditer(_every_character())
-    except engine.error:
+        runs = regex.compile(f"\\p{{{name}}}+").finditer(_every_character())
+    except regex.error:
         return None
     return tuple((run.start(), run.end() - 1) for run in runs)
-
-
-@cache
-def _engine() -> Any:
-    try:
-        import regex  # type: ignore[import-untyped]  # transformers installs it
-    except ImportError:
-        return None
-    return regex
 
 
 @cache

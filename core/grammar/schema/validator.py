@@ -88,14 +88,14 @@ def _json_inside(validator: Any, media: Any, instance: Any, schema: Any) -> Any:
 
 
 class _Patterns:
-    r"""`re` as jsonschema's keywords use it; `regex`, which transformers installs, for \p{...} and what it refuses."""
+    r"""`re` as jsonschema's keywords use it; the package `regex` for \p{...} and what it refuses."""
 
     @staticmethod
     def search(pattern: str, text: str) -> Any:
         if "\\p" not in pattern.lower():
             with contextlib.suppress(re.error):
                 return re.search(pattern, text)
-        import regex  # type: ignore[import-untyped]
+        import regex
 
         return regex.search(pattern, text)
 
