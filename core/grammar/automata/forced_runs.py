@@ -24,7 +24,7 @@ _UNKNOWN, _TOO_LONG = 0, -1
 
 
 def forced_runs(automaton: Dfa | Dpda, max_runs: int, max_bytes: int) -> list[tuple[int, bytes, Place]]:
-    """States in ascending order, of each the text that is forced there, and the place after it.
+    """A state, the bytes that are forced there, and the place after them: `max_runs` of these, in ascending order.
 
     They are those where such texts begin, and those that follow within a token; of a stack automaton, without a stack,
     and of one with counters, while none runs. Texts of more than `max_bytes` bytes are left out.

@@ -200,7 +200,7 @@ def _groups(node: Node) -> Iterator[Group]:
 
 
 def _end_of_asking(items: tuple[Node, ...], start: int) -> int:
-    """Where no later item asks for a group in `items[start:end]` any more."""
+    """The least end for which no item from there on asks for a group in `items[start:end]`."""
     end, i = start + 1, start
     while i < end:
         numbers = [group.number for group in _groups(items[i])]

@@ -1,4 +1,4 @@
-r"""What stands for one character in a pattern: the character itself, escapes, \p{...} and classes."""
+r"""Characters: the part of the parser that reads what matches one character: itself, escapes, \p{...} and classes."""
 
 from __future__ import annotations
 

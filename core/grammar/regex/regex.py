@@ -10,7 +10,7 @@ r"""Regular expressions in the dialect of Python's `re`, as far as it is regular
 Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead intersects what
 follows to the end, or is taken from it; threads.py keeps lookbehinds, lookaheads in repeats, and lookarounds inside
 others. A backreference to a group of few texts is an alternative for each. Others, conditionals, atomic groups and
-possessive repeats are refused, with their position.
+possessive repeats of more than one character are refused, with their position.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""partition: the states of an automaton in groups of those that go on alike."""
+"""partition: the equivalence classes of an automaton's states, by Moore's algorithm in compiled code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def partition(targets: Int32Array, accepting: npt.NDArray[np.bool_], most: int) -> Int32Array | None:
-    """int32 [num_states]: the group of each state; None where there are more than `most` groups.
+    """The group of each state, int32 [num_states]: two states are in one if they accept the same texts.
+
+    None where there are more than `most` groups, or where two hashes happened to be equal.
 
     targets    int32 [num_states, num_classes]: the next state
     accepting  bool [num_states]
@@ -32,8 +34,11 @@ def partition(targets: Int32Array, accepting: npt.NDArray[np.bool_], most: int) 
 def _refine(targets: Int32Array, groups: Int32Array, most: int) -> int:
     """Split groups until their members go on alike. -> how many there are, -1 for more than `most`
 
-    Moore's algorithm, which looks again only at states before one that left its group. Members that are not looked at
-    go on as `kept` says of their group.
+    Each round looks only at states that lead to one which left its group in the round before. A state goes on as the
+    hash of its targets' groups says, its `way`; members that are not looked at have the way `kept` of their group.
+
+    targets  int32 [num_states, num_classes]
+    groups   int32 [num_states]: 0 and 1 on entry, the groups on return
     """
     num_states, num_classes = targets.shape
     starts = np.zeros(num_states + 1, np.int64)  # of the states before each, in `before`
@@ -52,7 +57,7 @@ def _refine(targets: Int32Array, groups: Int32Array, most: int) -> int:
     room = 4
     while room < 4 * num_states:
         room *= 2
-    slots = np.zeros(room, np.int32)  # members that began a new group in this round, and 1
+    slots = np.zeros(room, np.int32)  # a hash table of the parts of this round: their first members, from 1
     ways, kept = np.zeros(num_states, np.uint64), np.zeros(num_states + 2, np.uint64)
     sizes, looked_at = np.zeros(num_states + 2, np.int32), np.zeros(num_states + 2, np.int32)
     for state in range(num_states):
@@ -75,7 +80,7 @@ def _refine(targets: Int32Array, groups: Int32Array, most: int) -> int:
                 way = (way ^ np.uint64(groups[targets[state, c]] + 1)) * np.uint64(0x9E3779B97F4A7C15)
                 way ^= way >> np.uint64(29)
             ways[state] = way
-        for i in range(num_again):  # the members of a group that go on alike are a part, of its first member
+        for i in range(num_again):  # members of one group with one way are a part, named by its first member
             group, way = groups[again[i]], ways[again[i]]
             slot = np.int64((way ^ np.uint64(group) * np.uint64(0xC2B2AE3D27D4EB4F)) >> np.uint64(20)) % room
             while slots[slot] > 0:
@@ -89,13 +94,15 @@ def _refine(targets: Int32Array, groups: Int32Array, most: int) -> int:
             parts[i] = slots[slot] - 1
             part_sizes[parts[i]] += 1
         num_split = 0
-        for i in range(num_again):  # the largest part keeps the number
+        for i in range(num_again):
             group = groups[again[i]]
             if parts[i] == i and part_sizes[i] > largest[group]:
                 largest[group], largest_way[group] = part_sizes[i], ways[again[i]]
             if parts[i] == i and ways[again[i]] == kept[group]:
                 num_kept[group] = part_sizes[i]
-        for i in range(num_again):
+        for i in range(
+            num_again
+        ):  # the largest part keeps the group's number; where it is not that of `kept`, others leave
             group = groups[again[i]]
             others = sizes[group] - looked_at[group]
             if largest[group] > 0 and (others == 0 or others + num_kept[group] < largest[group]):

@@ -25,7 +25,7 @@ _MOST_IN_LOOPS = 1_000
 _MOST_RULES = 65_000
 """Rules of one walk: llguidance's parser holds no more symbols."""
 _END = -1
-"""Where a text goes that ends."""
+"""The target of a text that ends."""
 
 
 class Segments:
