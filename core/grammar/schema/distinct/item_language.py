@@ -24,6 +24,7 @@ _ITEM_STATES = 2_000
 _FRACTION = re.compile(rb"(-?\d+(?:\.\d+)?)\.?")
 _MAX_DIGITS = 17
 _STEPS_PER_ENDING = 16
+_SPELLINGS = 4
 _NUMBERS = tuple(bytes([byte]) for byte in b"-0123456789")
 _ZERO = re.compile(rb"-?0(\.0*)?[eE].*")
 
@@ -76,9 +77,17 @@ class ItemLanguage:
                 return True
         if np.isinf(self.counts[place[0]]):
             return True
+        if begun[:1] in _NUMBERS and b"e" in begun.lower():
+            return self._has_another_number(begun, {value for _, value in seen})
         written = ((value.encode() if text[:1] in _NUMBERS else text, text) for text, value in seen)
         mine = (short for short, text in written if self._dfa.matches(text) or self._dfa.matches(short))
         return bool(self.counts[place[0]] > sum(short.startswith(begun) for short in mine))
+
+    def _has_another_number(self, begun: bytes, values: set[str]) -> bool:
+        """Whether one that begins so, of which there are some, is none of `values`: exponents spell numbers anew."""
+        number = _SPELLINGS * (len(values) + 1)
+        found = [as_read((begun + ending).decode()) for ending in self.endings(begun, number)]
+        return len(found) >= number or any(value not in values for value in found)
 
     def endings(self, begun: bytes, number: int) -> Iterator[bytes]:
         """About so many of the shortest ways to end a text that begins so, the shortest first."""

@@ -208,6 +208,13 @@ def test_a_way_that_leads_nowhere_but_to_an_equal_item_is_masked(begun: str) -> 
     assert matcher.advance(data) == len(data) - 1
 
 
+def test_an_exponent_that_is_as_long_as_it_may_be_does_not_spell_a_number_that_is_there() -> None:
+    """`1e00` was allowed, and nothing after it."""
+    matcher = compiled(UNIQUE, bounded_numbers=True).matcher()
+    assert matcher.advance(list(b"[1,1e0")) == 6
+    assert allowed(matcher) and b"0"[0] not in allowed(matcher)
+
+
 @pytest.mark.parametrize(
     "begun",
     [
