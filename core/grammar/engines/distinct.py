@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ _FEW_DOUBTFUL = 100
 _LOOK_AHEAD = 300
 """Tokens that a search tries after each of these."""
 _MAX_REMEMBERED = 1 << 13
+_UNUSUAL = b"\\ \t\r\n"
+"""Signs of other spellings of a text."""
 
 
 class DistinctGrammar:
@@ -34,7 +36,6 @@ class DistinctGrammar:
         self.base = base
         self.items = items
         self.vocabulary = vocabulary
-        self.is_doubtful = items.is_doubtful
         self.endings: dict[tuple[Place, Cursor], list[int] | None] = {}
         """How the text ends from places that were looked at ahead."""
 
@@ -48,7 +49,7 @@ class DistinctGrammar:
     @property
     def can_end(self) -> bool:
         """Whether a text is found, where that is in doubt."""
-        return not self.is_doubtful or self.matcher().find_ending() is not None
+        return not self.items.may_lack_endings or self.matcher().find_ending() is not None
 
     @cached_property
     def ending(self) -> MaskRow:
@@ -70,6 +71,11 @@ class DistinctGrammar:
         """Tokens that may open an array, which is refused where its items could not differ."""
         return self.vocabulary.holding(b"[")
 
+    @cached_property
+    def opening_any(self) -> MaskRow:
+        """Tokens that may open an array or an object."""
+        return self.vocabulary.holding(b"[{")
+
 
 class DistinctMatcher:
     """One sequence: see `graftlm.core.grammar.matcher.Matcher`."""
@@ -80,7 +86,7 @@ class DistinctMatcher:
         self._grammar = grammar
         self._base = base
         self._cursor = Cursor()
-        self._history: list[Cursor] = []
+        self._history: list[tuple[Cursor, list[int] | None]] = []  # places, and endings that were found there
         self._ending: list[int] | None = None
         self._after: dict[int, list[int] | None] = {}  # how the text ends after a token that comes next
 
@@ -89,19 +95,22 @@ class DistinctMatcher:
             row[:] = -1
         grammar, cursor = self._grammar, self._cursor
         tokens, items = grammar.vocabulary.tokens, grammar.items
+        places: dict[int, Cursor] = {}
         for token_id in self._doubtful(row):
             data = tokens[token_id]
-            if data and items.advance(cursor, data) is None:
+            after = items.advance(cursor, data) if data else cursor
+            if after is None:
                 _clear(row, token_id)
-        if grammar.is_doubtful:
-            self._clear_dead_ends(row)
+            else:
+                places[token_id] = after
+        self._clear_dead_ends(row, places)
         return True
 
-    def _clear_dead_ends(self, row: MaskRow) -> None:
-        """Clear the tokens after which no way to end the text is found."""
-        if not self._after:
+    def _clear_dead_ends(self, row: MaskRow, places: dict[int, Cursor]) -> None:
+        """Clear the tokens after which no way to end the text is found; `places` are those after some of them."""
+        if not self._after and (looked_after := self._looked_after(row, places)):
             known, probe = self.find_ending(), self.fork()
-            for token_id in self._looked_after(row):
+            for token_id in looked_after:
                 if known and token_id == known[0]:
                     self._after[token_id] = known[1:]
                 elif probe.step([token_id]):
@@ -111,15 +120,62 @@ class DistinctMatcher:
             if ending is None:
                 _clear(row, token_id)
 
-    def _looked_after(self, row: MaskRow) -> list[int]:
+    def _looked_after(self, row: MaskRow, places: dict[int, Cursor]) -> list[int]:
         """The tokens after which the text might not end; in a text of many characters only those that end it."""
-        grammar, tokens = self._grammar, self._grammar.vocabulary.tokens
-        allowed = _ids(row)
+        grammar, tokens, cursor, items = (
+            self._grammar,
+            self._grammar.vocabulary.tokens,
+            self._cursor,
+            self._grammar.items,
+        )
+        if items.is_doubtful(cursor):
+            allowed = _ids(row)
+            if len(allowed) > _FEW_DOUBTFUL:
+                near = self._near(row, items.next_of_repeats(cursor))
+                in_string = cursor.mode in (STRING, ESCAPE, KEY_STRING, KEY_ESCAPE)
+                allowed = list(dict.fromkeys([*near, *_ids(row & (grammar.quoting if in_string else grammar.marks))]))
+            return [token_id for token_id in allowed if tokens[token_id]]
+        allowed = _ids(self._opening(row)) if cursor.is_watching else list(places)
+        if items.may_be_stuck(cursor):
+            allowed = list(dict.fromkeys([*allowed, *self._repeating(row)]))
+        after = ((token_id, places.get(token_id) or items.advance(cursor, tokens[token_id])) for token_id in allowed)
+        return [token_id for token_id, place in after if place is not None and items.may_be_stuck(place)]
+
+    def _repeating(self, row: MaskRow) -> list[int]:
+        """Those of `row` that may go on to repeat an item; of many in a text only those that end it."""
+        grammar, tokens, cursor = self._grammar, self._grammar.vocabulary.tokens, self._cursor
+        next_texts = grammar.items.next_of_repeats(cursor)
+        allowed, near = _ids(row), list[int]()
         if len(allowed) > _FEW_DOUBTFUL:
-            in_string = self._cursor.mode in (STRING, ESCAPE, KEY_STRING, KEY_ESCAPE)
-            near = [token_id for token_id in allowed if grammar.items.nears_repeat(self._cursor, tokens[token_id])]
-            allowed = [*near, *_ids(row & (grammar.quoting if in_string else grammar.marks))]
-        return [token_id for token_id in allowed if tokens[token_id]]
+            near = self._near(row, next_texts)
+            in_string = cursor.mode in (STRING, ESCAPE, KEY_STRING, KEY_ESCAPE)
+            allowed = _ids(row & (grammar.quoting if in_string else grammar.marks))
+        usual = tuple(next_texts)
+        return near + [
+            token_id
+            for token_id in allowed
+            if (data := tokens[token_id])
+            and (data.startswith(usual) or any(sign in data for sign in _UNUSUAL) or _is_beginning(data, usual))
+        ]
+
+    def _near(self, row: MaskRow, texts: Iterable[bytes]) -> list[int]:
+        """Those of `row` with which one of `texts` begins."""
+        trie = self._grammar.vocabulary.trie
+        ends = {text[:end] for text in texts for end in range(1, min(len(text), trie.max_depth) + 1)}
+        found = [(data, trie.longest_prefix(data)) for data in ends]
+        ids = [
+            token_id
+            for data, token_id in found
+            if token_id is not None and self._grammar.vocabulary.tokens[token_id] == data
+        ]
+        return [token_id for token_id in ids if row[token_id >> 5] >> (token_id & 31) & 1]
+
+    def _opening(self, row: MaskRow) -> MaskRow:
+        """Those of `row` that may open an array; where one is watched, also an object in it."""
+        is_watching = self._cursor.is_watching
+        opening = row & (self._grammar.opening_any if is_watching else self._grammar.opening)
+        in_string = self._cursor.mode in (STRING, ESCAPE, KEY_STRING, KEY_ESCAPE)
+        return opening & self._grammar.quoting if in_string else opening
 
     def ending_ahead(self) -> list[int] | None:
         """An ending from here, as a token is looked at that leads here: sooner given up, and remembered."""
@@ -139,8 +195,7 @@ class DistinctMatcher:
         """Allowed tokens that may repeat an item, or leave it no other way."""
         grammar, cursor = self._grammar, self._cursor
         if not cursor.is_watching:
-            in_string = cursor.mode in (STRING, ESCAPE, KEY_STRING, KEY_ESCAPE)
-            return _ids(row & grammar.opening & grammar.quoting if in_string else row & grammar.opening)
+            return _ids(self._opening(row))
         allowed = _ids(row)
         if len(allowed) <= _FEW:
             return allowed
@@ -150,13 +205,13 @@ class DistinctMatcher:
 
     def advance(self, token_ids: Sequence[int]) -> int:
         num_consumed = self.step(token_ids)
-        if self._grammar.is_doubtful:
-            while num_consumed and self.find_ending() is None:
-                self.rollback(1)
-                num_consumed -= 1
-                if self._is_in_mask(token_ids[num_consumed]):  # too many were allowed for each to be looked at
-                    self.step([token_ids[num_consumed]])
-                    return num_consumed + 1
+        items = self._grammar.items
+        while num_consumed and items.may_be_stuck(self._cursor) and self.find_ending() is None:
+            self.rollback(1)
+            num_consumed -= 1
+            if self._is_in_mask(token_ids[num_consumed]):  # too many were allowed for each to be looked at
+                self.step([token_ids[num_consumed]])
+                return num_consumed + 1
         return num_consumed
 
     def _is_in_mask(self, token_id: int) -> bool:
@@ -178,14 +233,14 @@ class DistinctMatcher:
                 after = found
             elif not known or tokens[token_id] or self._base.advance([token_id]) != 1:
                 return num_consumed
-            self._history.append(self._cursor)
+            self._history.append((self._cursor, self._ending))
             self._cursor = after
             self._move(token_id)
         return len(token_ids)
 
-    def _move(self, token_id: int | None = None) -> None:
+    def _move(self, token_id: int) -> None:
         """Forget what is known of the place before; what follows `token_id` may be known from there."""
-        known = self._after.get(token_id) if token_id is not None else None
+        known = self._after.get(token_id)
         if known is None and self._ending and self._ending[0] == token_id:
             known = self._ending[1:]
         self._ending, self._after = known, {}
@@ -193,9 +248,9 @@ class DistinctMatcher:
     def rollback(self, num_tokens: int) -> None:
         self._base.rollback(num_tokens)
         if num_tokens:
-            self._cursor = self._history[-num_tokens]
+            self._cursor, self._ending = self._history[-num_tokens]
+            self._after = {}
             del self._history[-num_tokens:]
-            self._move()
 
     def fork(self) -> DistinctMatcher:
         twin = DistinctMatcher(self._grammar, self._base.fork())
@@ -225,6 +280,9 @@ class DistinctMatcher:
         if self._ending is None:
             self._ending = EndingSearch(self.fork()).find()
         return self._ending
+
+    def num_items(self) -> list[int]:
+        return [max(frame.number, len(frame.seen)) for frame in self._cursor.frames]
 
     def base_ending(self) -> list[int]:
         return self._base.ending([])
@@ -263,10 +321,16 @@ class DistinctMatcher:
         return None
 
 
+def _is_beginning(data: bytes, texts: tuple[bytes, ...]) -> bool:
+    return any(text.startswith(data) for text in texts)
+
+
 def _clear(row: MaskRow, token_id: int) -> None:
     row.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
 
 
 def _ids(row: MaskRow) -> list[int]:
+    if not row.any():
+        return []
     found: list[int] = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Protocol
 
 MAX_STEPS = 3_000
@@ -20,6 +21,10 @@ class Probe(Protocol):
 
     @property
     def accepting(self) -> bool: ...
+
+    def num_items(self) -> list[int]:
+        """How many items, or names that must differ, there are in each open array and object, the outermost first."""
+        ...
 
     def base_ending(self) -> list[int]:
         """The shortest ending for what does not know that items must differ."""
@@ -77,7 +82,10 @@ class EndingSearch:
             if other is None:
                 probe.rollback(num_kept)
                 rest = self._after_fresh_bytes()
-                break
+                other = self._as_another_item(ending[:num_kept]) if rest is None else None
+                if other is None:
+                    break
+                num_kept = 0
             found += ending[:num_kept] + other
             rest = [] if probe.accepting else probe.plain_ending()
         probe.rollback(len(found))
@@ -95,6 +103,26 @@ class EndingSearch:
                 best = min(ids + rest, best or ids + rest, key=len)
             probe.rollback(len(ids))
         return best
+
+    def _as_another_item(self, begun: list[int]) -> list[int] | None:
+        """Tokens as `begun` up to a few bytes that make the item at hand another one, with which it ends."""
+        probe = self._probe
+        self._step(begun)
+        before = probe.num_items()
+        for position in range(len(begun), -1, -1):
+            for ids in chain(probe.fresh(), ([token_id] for token_id in probe.allowed()[:_MAX_TRIED])):
+                if self._steps_left <= 0:
+                    break
+                if not self._stepped(ids):
+                    continue
+                num_kept = self._step(probe.base_ending())
+                ends = _is_further(probe.num_items(), before)
+                probe.rollback(num_kept)
+                if ends:
+                    return begun[:position] + ids
+                probe.rollback(len(ids))
+            probe.rollback(1 if position else 0)
+        return None
 
     def _with_returns(self, depth: int) -> list[int] | None:
         """The base's ending; where it repeats an item, another way from the last place before that has one."""
@@ -144,3 +172,9 @@ class EndingSearch:
     def _step(self, ids: Sequence[int]) -> int:
         self._steps_left -= 1 + len(ids)
         return self._probe.step(ids)
+
+
+def _is_further(after: list[int], before: list[int]) -> bool:
+    """Whether one more item has ended, or what it is in."""
+    changed = next((new > old for new, old in zip(after, before, strict=False) if new != old), None)
+    return len(after) < len(before) if changed is None else changed

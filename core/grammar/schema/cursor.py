@@ -31,6 +31,7 @@ class Frame(NamedTuple):
     shapes    what schemas say of it
     inner     what they say of the value at hand
     unique    whether its items, or the names of its members, must differ
+    doubtful  whether more different items may be asked for than the language of an item shows
     number    how many items came before the one at hand
     start     byte of the cursor's text at which the item or name at hand begins; -1 between them
     seen      the items or names before, as written and in one spelling
@@ -43,6 +44,7 @@ class Frame(NamedTuple):
     number: int = 0
     start: int = -1
     seen: Seen = ()
+    doubtful: bool = False
 
 
 class Cursor(NamedTuple):

@@ -9,6 +9,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
@@ -46,7 +47,9 @@ from graftlm.core.grammar.schema.cursor import (
     Frame,
     Seen,
 )
+from graftlm.core.grammar.schema.distinct.begun_value import next_texts
 from graftlm.core.grammar.schema.distinct.doubtful_items import DoubtfulItems
+from graftlm.core.grammar.schema.distinct.fresh_bytes import fresh_bytes
 from graftlm.core.grammar.schema.distinct.item_language import ItemLanguage
 from graftlm.core.grammar.schema.distinct.item_languages import ItemLanguages, Way, item_of
 from graftlm.core.grammar.schema.member_names import counts_names, name_language
@@ -87,8 +90,11 @@ class DistinctItems:
         self._open: tuple[Containers, int, Seen, list[ItemLanguage | None]] | None = None  # of the latest place
         self._needed: tuple[Frame, Seen] | None = None  # of the latest item
         self._excluded: set[Object | Array] = set()  # what some value must not be: its parts may exclude or ask
-        self.is_doubtful = DoubtfulItems(root, algebra.resolve, closed).found()
-        """Whether what is allowed next may leave no way to end the text."""
+        self._doubtful = DoubtfulItems(root, algebra, closed)
+        self.may_lack_values = self._doubtful.may_lack_values()
+        """Whether what is allowed next may leave no way to end the text, wherever that is."""
+        self.may_lack_endings = self.may_lack_values or self._doubtful.are_anywhere
+        """Whether there may be texts of which no ending is found."""
         self._root = self._containers([(root, True, True)])
         weakref.finalize(self, close).atexit = False
 
@@ -159,30 +165,34 @@ class DistinctItems:
             if language is not None
         )
 
-    def nears_repeat(self, cursor: Cursor, data: bytes) -> bool:
-        """Whether with `data` the item or name at hand is one before it, or the beginning of one."""
-        return any(
-            text.startswith(cursor.text[frame.start :] + data)
-            for frame in cursor.frames
-            if frame.unique and frame.start >= 0
-            for text, _ in frame.seen
-        )
+    def may_be_stuck(self, cursor: Cursor) -> bool:
+        """Whether there may be no way to end the text at this place."""
+        return self.is_doubtful(cursor) or any(map(self._next_texts, repeat(cursor), cursor.frames))
+
+    def is_doubtful(self, cursor: Cursor) -> bool:
+        """Whether there may be none whatever the items at hand become."""
+        return self.may_lack_values or any(frame.doubtful for frame in cursor.frames)
+
+    def next_of_repeats(self, cursor: Cursor) -> set[bytes]:
+        """What may come next, in its usual spelling, where the item or name at hand is to be one before it.
+
+        -> an empty text stands for any
+        """
+        begun = [(cursor.text[frame.start :], frame) for frame in cursor.frames if frame.unique and frame.start >= 0]
+        found = {text[len(data) :] for data, frame in begun for text, _ in frame.seen if text.startswith(data)}
+        return found.union(text.encode() for _, frame in begun for text in self._next_texts(cursor, frame))
+
+    def _next_texts(self, cursor: Cursor, frame: Frame) -> set[str]:
+        """The same for the array or object at hand in an array."""
+        if not (frame.unique and frame.is_array and frame.start >= 0 and cursor.text[frame.start] in b"[{"):
+            return set()
+        begun = cursor.text[frame.start :]
+        return set().union(*(next_texts(begun, value) for _, value in self._taken(frame)))
 
     def fresh(self, cursor: Cursor) -> Iterator[bytes]:
         """What may come next so that the item at hand differs from those before, if the schema allows it."""
         yield from self.others(cursor)
-        in_array = bool(cursor.frames) and cursor.frames[-1].is_array
-        numbers = range(sum(len(frame.seen) for frame in cursor.frames) + 2)
-        forms = {
-            VALUE: [b"%d", b'"%d"', b"[%d", b'{"%d":0'],
-            STRING: [b'%d"'],
-            SCALAR: [b"%d", b".%d", b"%d1"],
-            AFTER: [b",%d", b',"%d"'] if in_array else [b',"%d"', b',"%d":0'],
-            KEY: [b'"%d"', b'"%d":0'],
-            KEY_STRING: [b'%d"', b'%d":0'],
-            COLON: [b":%d", b':"%d"'],
-        }.get(cursor.mode, [])
-        yield from (form % number for form in forms for number in numbers)
+        yield from fresh_bytes(cursor)
 
     def others(self, cursor: Cursor) -> Iterator[bytes]:
         """How the item or name at hand may go on so that it differs from those before, if the schema allows it."""
@@ -205,7 +215,8 @@ class DistinctItems:
                 shape.unique and self._is_possible(shapes, shape) for shape in mine if isinstance(shape, Array)
             )
         shapes = Containers(mine, shapes.firm.intersection(mine), shapes.whole)
-        return Frame(is_array, shapes, self._item(shapes, 0) if is_array else Containers(), unique)
+        inner = self._item(shapes, 0) if is_array else Containers()
+        return Frame(is_array, shapes, inner, unique, doubtful=unique and is_array and self._doubtful.are_in(shapes))
 
     def _is_possible(self, shapes: Containers, shape: Array) -> bool:
         """Whether what has to be an array of `shapes` in any case may have `shape` too, so far as items must differ."""

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from bench.grammar.validity import write
 from graftlm import GrammarError
+from graftlm.core.grammar.engines.distinct_endings import EndingSearch
 from graftlm.core.grammar.spec import JsonSchema
 from tests.grammars import BYTES, allows, compiled
 
@@ -19,6 +20,10 @@ LETTERS: dict[str, Any] = {"items": {"enum": ["a", "b", "c", "d", "e"]}, "minIte
 NULLS: dict[str, Any] = {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 4}
 FLAGS: dict[str, Any] = {**UNIQUE, "items": {"type": "boolean"}}
 ENDS_IN_B: dict[str, Any] = {"properties": {"k": {"type": "string", "pattern": "b$"}}, "required": ["k"]}
+CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
+WIDE: dict[str, Any] = {**CLOSED, "properties": {"a": {}, "b": {"type": "boolean"}}, "required": ["a", "b"]}
+ONE_OR_TWO: dict[str, Any] = {**CLOSED, "properties": {"k": {"enum": [1, 2]}}, "required": ["k"]}
+WHOLE: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 1}
 DYING: dict[str, dict[str, Any]] = {
     "all unique arrays of two values": {**UNIQUE, "items": {**UNIQUE, "items": {"enum": [0, 1]}}, "minItems": 5},
     "both full unique arrays": {**UNIQUE, "items": {**FLAGS, "minItems": 2}, "minItems": 2},
@@ -34,6 +39,31 @@ DYING: dict[str, dict[str, Any]] = {
         "prefixItems": [{"type": "null"}],
         "maxItems": 2,
         "contains": {**UNIQUE, "items": {"type": "integer", "multipleOf": 7}, "minItems": 2},
+    },
+    "objects with a member of many values before one of few": {**UNIQUE, "items": WIDE, "minItems": 3},
+    "few objects or any arrays": {**UNIQUE, "items": {"anyOf": [ONE_OR_TWO, {"type": "array"}]}, "minItems": 4},
+    "objects of numbers with several spellings": {
+        **UNIQUE,
+        "items": {**CLOSED, "properties": {"k": WHOLE}, "required": ["k"]},
+        "minItems": 2,
+    },
+    "contained constants": {
+        **UNIQUE,
+        "items": {"type": "string", "maxLength": 1},
+        "allOf": [{"contains": {"const": "a"}}, {"contains": {"enum": ["a", "b"]}}, {"contains": {"const": "c"}}],
+        "maxItems": 3,
+    },
+    "one of two unique arrays": {
+        "type": "object",
+        "properties": {
+            "v": {
+                "oneOf": [
+                    {**UNIQUE, "items": {"type": "integer"}, "minItems": 1},
+                    {**UNIQUE, "minItems": 2, "maxItems": 2},
+                ]
+            }
+        },
+        "required": ["v"],
     },
     "objects whose only member ends alike": {**UNIQUE, "items": {"type": "object", **ENDS_IN_B}, "minItems": 4},
 }
@@ -103,3 +133,67 @@ def test_a_name_that_can_only_be_one_that_is_there_is_not_begun_among_many() -> 
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     assert bits[ord("j")] and not bits[ord("k")]
     assert [matcher.fork().advance([ord(name)]) for name in "jk"] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("items", "begun", "last"),
+    [
+        (WIDE, '[{"a":1,"b":true},{"a":1,"b":false},{"a":', b"1,"),
+        (WIDE, '[{"a":1,"b":true},{"a":1.0,"b":', b"t"),
+        (ONE_OR_TWO | {"type": ["object", "array"]}, '[{"k":1},{"k":2},', b"{"),
+        ({**CLOSED, "properties": {"k": WHOLE}, "required": ["k"]}, '[{"k":0},{"k":1}', b","),
+    ],
+)
+def test_an_object_that_can_only_become_one_that_is_there_is_not_gone_on_with(
+    items: dict[str, Any], begun: str, last: bytes
+) -> None:
+    """Each of these texts was written, and then nothing was allowed."""
+    matcher = compiled({**UNIQUE, "items": items}).matcher()
+    assert matcher.advance(list(begun.encode())) == len(begun)
+    assert matcher.advance(list(last)) < len(last)
+
+
+def test_objects_that_strict_mode_leaves_too_few_of_are_refused() -> None:
+    """It was taken, and no text of it ended."""
+    flag = {"type": "object", "properties": {"k": {"type": "boolean"}}}
+    with pytest.raises(GrammarError, match="no text is found that keeps uniqueItems"):
+        compiled({**UNIQUE, "items": flag, "minItems": 4})
+
+
+def test_an_ending_is_found_where_each_item_has_to_differ_inside() -> None:
+    matcher = compiled(
+        {**UNIQUE, "items": {**CLOSED, "properties": {"b": {}}, "required": ["b"]}, "minItems": 4}
+    ).matcher()
+    items = json.loads(bytes(matcher.ending([])))
+    assert len({json.dumps(item) for item in items}) == len(items) == 4
+
+
+def test_an_ending_is_known_still_after_a_step_is_taken_back() -> None:
+    matcher = compiled(DYING["all unique arrays of two values"]).matcher()
+    assert matcher.advance(matcher.ending([])[:4]) == 4
+    ending = matcher.ending([])
+    assert matcher.advance(ending[:2]) == 2
+    matcher.rollback(2)
+    assert matcher.ending([]) == ending
+
+
+def test_only_what_is_inside_of_a_doubtful_array_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of each place was."""
+    schema = {"properties": {"v": {**UNIQUE, "items": FLAGS}, "w": {"type": "integer"}}}
+    matcher = compiled(schema).matcher()
+    searched: list[bytes] = []
+    find = EndingSearch.find
+
+    def spied(self: EndingSearch) -> list[int] | None:
+        searched.append(text)
+        return find(self)
+
+    monkeypatch.setattr(EndingSearch, "find", spied)
+    row = np.zeros(BYTES.num_words, np.int32)
+    data = b'{"v":[[true],[],[true,false]],"w":12}'
+    for end in range(len(data)):
+        text = data[:end]
+        matcher.fill_mask(row)
+        assert matcher.advance([data[end]]) == 1
+    inside = range(len(b'{"v":'), len(b'{"v":[[true],[],[true,false]]'))
+    assert searched and {len(found) for found in searched} <= set(inside)
