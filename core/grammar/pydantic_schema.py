@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -11,18 +13,63 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from graftlm.core.grammar import range_patterns
+from graftlm.core.grammar.schema.algebra.formats import FORMATS
+
 INTEGER: Final = r"-?(0|[1-9][0-9]{0,17})"
 NUMBER: Final = r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,12})?"
-_KEYS: Final = {"int": INTEGER, "float": NUMBER, "bool": "true|false"}
+_KEYS: Final = {"int": INTEGER, "float": NUMBER, "decimal": NUMBER, "bool": "true|false"}
 _TIME: Final = "[0-9]{1,4}H([0-9]{1,4}M)?([0-9]{1,4}S)?|[0-9]{1,4}M([0-9]{1,4}S)?|[0-9]{1,4}S"
-_DURATION: Final = rf"-?P([0-9]{{1,6}}D(T({_TIME}))?|T({_TIME}))"
+_DURATION: Final = rf"P([0-9]{{1,6}}D(T({_TIME}))?|T({_TIME}))"
 _COMPLEX: Final = rf"{NUMBER}[+-](0|[1-9][0-9]{{0,15}})(\.[0-9]{{1,12}})?j"
+_POSITIVE_TIME: Final = re.sub(r"(^|\|)\[0-9\]\{1,4\}", r"\1[1-9][0-9]{0,3}", _TIME)
+_POSITIVE_DURATION: Final = rf"P([1-9][0-9]{{0,5}}D(T({_TIME}))?|T({_POSITIVE_TIME}))"
+_NAIVE: Final = rf"({FORMATS['date']})T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?"
 _LABEL: Final = "[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*"
 _HOST: Final = rf"({_LABEL}\.)*[a-zA-Z][a-zA-Z0-9]*(-[a-zA-Z0-9]+)*"
 _CHARS: Final = r"([a-zA-Z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})*"
 _REST: Final = rf"(:[1-9][0-9]{{0,3}})?(/{_CHARS})?(\?{_CHARS})?(#{_CHARS})?"
 _MAX_DIGITS: Final = 17
-"""Digits that float64 keeps apart. A decimal that may have more is described as any number."""
+"""Digits that float64 keeps apart. A decimal that may have more has no more than these."""
+
+
+def _networks_v4() -> str:
+    """Networks of IPv4, in which the bits behind the prefix are 0."""
+    octet, ways = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])", [r"0\.0\.0\.0/0"]
+    for length in range(1, 33):
+        whole, bits = divmod(length - 1, 8)
+        part = "|".join(str(number) for number in range(0, 256, 1 << (7 - bits)))
+        ways.append(
+            "\\.".join([octet] * whole + [f"({part})" if bits < 7 else octet] + ["0"] * (3 - whole)) + f"/{length}"
+        )
+    return "|".join(ways)
+
+
+def _networks_v6() -> str:
+    """Networks of IPv6 whose prefix is a number of hexadecimal digits."""
+    group, digit, ways = "[0-9a-fA-F]{1,4}", "[0-9a-fA-F]", ["::/0"]
+    for digits in range(1, 33):
+        whole, rest = divmod(digits - 1, 4)
+        last = f"{digit}{{{rest + 1}}}{'0' * (3 - rest)}"
+        ways.append(f"({group}:){{{whole}}}{last}{'::' if whole < 7 else ''}/{4 * digits}")
+    return "|".join(ways)
+
+
+_V4_NETWORK: Final = _networks_v4()
+_V6_NETWORK: Final = _networks_v6()
+_V4_INTERFACE: Final = f"{FORMATS['ipv4']}/([12]?[0-9]|3[0-2])"
+_V6_INTERFACE: Final = f"{FORMATS['ipv6']}/([1-9]?[0-9]|1[01][0-9]|12[0-8])"
+_BASE64URL: Final = "([a-zA-Z0-9_-]{4})*([a-zA-Z0-9_-][AQgw]==|[a-zA-Z0-9_-]{2}[AEIMQUYcgkosw048]=)?"
+_PATTERNS: Final = {
+    "ipv4network": _V4_NETWORK,
+    "ipv6network": _V6_NETWORK,
+    "ipv4interface": _V4_INTERFACE,
+    "ipv6interface": _V6_INTERFACE,
+    "ipvanynetwork": f"{_V4_NETWORK}|{_V6_NETWORK}",
+    "ipvanyinterface": f"{_V4_INTERFACE}|{_V6_INTERFACE}",
+    "base64url": _BASE64URL,
+}
+"""Formats of pydantic's own that are read more strictly than others read them, or that nobody else knows."""
 
 
 _classes: WeakKeyDictionary[type[BaseModel], tuple[dict[str, Any], bool]] = WeakKeyDictionary()
@@ -51,17 +98,65 @@ def schema_of(kind: Any) -> dict[str, Any]:
 class OutputSchema(GenerateJsonSchema):
     """pydantic's own schemas, narrowed to what pydantic reads.
 
-    These are dicts with numbers as keys, timedeltas, complex numbers, decimals and URLs.
+    These are dicts with numbers as keys, dates between bounds, timedeltas, complex numbers, decimals, bytes, networks
+    and URLs.
     """
+
+    def generate_inner(self, schema: Any) -> JsonSchemaValue:
+        described = super().generate_inner(schema)
+        pattern = _PATTERNS.get(described.get("format", "")) if "pattern" not in described else None
+        return described if pattern is None else {**described, "pattern": f"^({pattern})$"}
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         described = super().dict_schema(schema)
         keys: Any = schema.get("keys_schema", {})
+        if keys.get("type") == "nullable":  # no name of a member is None
+            keys = keys["schema"]
         pattern = _KEYS.get(keys.get("type"))
+        if pattern == INTEGER:
+            low, high = _bounds(keys, 1)
+            if low is not None or high is not None:
+                pattern = range_patterns.integers(low, high)
         return described if pattern is None else {**described, "propertyNames": {"pattern": f"^({pattern})$"}}
 
+    def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
+        described = super().date_schema(schema)
+        try:
+            low, high = _bounds(schema, timedelta(days=1))
+        except OverflowError:  # before the first day, or after the last
+            return described
+        if low is None and high is None or (low or date.min) > (high or date.max):
+            return described
+        pattern = range_patterns.between(str(low or date.min), str(high or date.max))
+        return {**described, "pattern": f"^{pattern}$"}
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        described = super().datetime_schema(schema)
+        naive = schema.get("tz_constraint") == "naive"
+        return {"type": "string", "pattern": f"^{_NAIVE}$"} if naive else described
+
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
-        return {"type": "string", "pattern": f"^{_DURATION}$"}
+        pattern, zero = f"-?{_DURATION}", timedelta(0)
+        if (above := schema.get("gt")) is not None and above >= zero:
+            pattern = _POSITIVE_DURATION
+        elif (least := schema.get("ge")) is not None and least >= zero:
+            pattern = _DURATION
+        return {"type": "string", "pattern": f"^({pattern})$"}
+
+    def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
+        described = super().bytes_schema(schema)
+        match self._config.val_json_bytes:
+            case "hex":
+                lengths: JsonSchemaValue = {
+                    name: 2 * described[name] for name in ("minLength", "maxLength") if name in described
+                }
+                return {**described, **lengths, "pattern": "^([0-9a-fA-F]{2})*$"}
+            case "base64":
+                return {**described, "pattern": f"^({_BASE64URL}|{_BASE64URL.replace('=', '')})$"}
+        if "maxLength" not in described:
+            return described
+        ascii_alone = {"pattern": r"^[\x00-\x7f]*$"}
+        return {**described, "anyOf": [ascii_alone, {"maxLength": described["maxLength"] // 4}]}  # of 4 bytes each
 
     def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
         return {"type": "string", "pattern": f"^{_COMPLEX}$"}
@@ -73,7 +168,9 @@ class OutputSchema(GenerateJsonSchema):
         given: dict[str, Any] = {name: float(values[name]) for name in bounds}
         number = self.float_schema(core_schema.float_schema(**given))
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
-        if places is None and (digits is None or digits > _MAX_DIGITS):
+        if digits is not None and (places is None or places <= _MAX_DIGITS):
+            digits = min(digits, _MAX_DIGITS)
+        if places is None and digits is None:
             return number
         forms = [_decimals(digits, n) for n in ([places] if places is not None else range(digits or 0, -1, -1))]
         return {"allOf": [number, forms[0] if len(forms) == 1 else {"anyOf": forms}]}
@@ -102,3 +199,14 @@ def _decimals(digits: int | None, places: int) -> JsonSchemaValue:
     largest = Decimal(1).scaleb(digits - places) - step
     number |= {"minimum": float(-largest), "maximum": float(largest)}
     return {**number, "not": {"const": 0}} if digits == places else number  # pydantic counts the digit of 0
+
+
+def _bounds(schema: Mapping[str, Any], step: Any) -> tuple[Any, Any]:
+    """The least and the largest value of a schema whose values are `step` apart; None where it has no bound."""
+    lows = [schema["ge"]] if schema.get("ge") is not None else []
+    highs = [schema["le"]] if schema.get("le") is not None else []
+    if schema.get("gt") is not None:
+        lows.append(schema["gt"] + step)
+    if schema.get("lt") is not None:
+        highs.append(schema["lt"] - step)
+    return max(lows, default=None), min(highs, default=None)

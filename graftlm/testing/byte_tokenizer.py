@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPECIALS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "<tool_call>", "</tool_call>", "<|mask|>")
 BOS, EOS, IM_START, IM_END, PAD = range(256, 261)
@@ -35,6 +38,8 @@ def byte_tokenizer(*, merges: Sequence[tuple[str, str]] = (), add_bos: bool = Fa
 
     The end of a turn and of the text is "<|im_end|>". The chat template is ChatML with tools.
     """
+    from transformers import PreTrainedTokenizerFast
+
     vocab = {character: byte for byte, character in enumerate(_byte_alphabet())}
     first_merge = len(vocab) + len(SPECIALS)
     vocab |= {name: 256 + i for i, name in enumerate(SPECIALS)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from graftlm.testing.byte_tokenizer import BOS, EOS, IM_END, PAD, SPECIALS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB_SIZE = 256 + 2 * len(SPECIALS)
 """A little more than the byte tokenizer knows, as with most published models."""
@@ -36,6 +38,8 @@ def random_model(kind: str = "llama", seed: int = 0, **config: Any) -> PreTraine
 
     Equal arguments give equal weights. They are wide enough that greedy decoding meets no ties.
     """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)

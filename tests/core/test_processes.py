@@ -8,10 +8,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+import graftlm as gl
+from tests.models import byte_tokenizer, tiny_model
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240
@@ -19,15 +23,15 @@ LIMIT_S = 240
 
 PRELUDE = """
 import os, signal, sys, threading
+import torch
 import graftlm as gl
-from graftlm.testing import byte_tokenizer, random_model
 
 PROMPT = list(range(97, 117))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell lets background jobs ignore
 
 
 def new_runtime():
-    return gl.Runtime(random_model(), tokenizer=byte_tokenizer(), dtype="float32", max_model_len=512)
+    return gl.Runtime(os.environ["MODEL"], dtype="float32", max_model_len=512)
 
 
 def answer(runtime):
@@ -38,6 +42,18 @@ def endless(runtime, count=8):
     params = gl.SamplingParams(max_tokens=None, ignore_eos=True, temperature=0)
     return runtime.submit_many([gl.Request([*PROMPT, i], params) for i in range(count)])
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A model that was loaded once: processes that load it again do not import transformers for seconds."""
+    folder = str(tmp_path_factory.mktemp("model"))
+    tiny_model().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    gl.Runtime(folder, dtype="float32", max_model_len=512).load().close()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MODEL", folder)
+        yield
 
 
 def start(script: str) -> subprocess.Popen[str]:
@@ -277,8 +293,9 @@ print(found == {"first": [expected] * 10, "second": [expected] * 10})
 def test_a_cell_that_is_run_again_makes_no_second_engine_thread() -> None:
     script = """
 import gc
+from graftlm.testing import byte_tokenizer, random_model
 for _ in range(3):  # the name is bound anew, as in a notebook
-    runtime = new_runtime()
+    runtime = gl.Runtime(random_model(), tokenizer=byte_tokenizer(), dtype="float32", max_model_len=512)
     answer(runtime)
     gc.collect()
 names = [thread.name for thread in threading.enumerate() if thread.name.startswith("graftlm ")]
@@ -378,14 +395,15 @@ print([answer(runtime) for _ in range(10)])
 
 
 XDIST = """
+import os
+
 import graftlm as gl
 import pytest
-from graftlm.testing import byte_tokenizer, random_model
 
 
 @pytest.fixture(scope="session")
 def runtime():
-    with gl.Runtime(random_model(), tokenizer=byte_tokenizer(), dtype="float32") as made:
+    with gl.Runtime(os.environ["MODEL"], dtype="float32") as made:
         yield made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import json
 from decimal import Decimal
 from typing import Annotated, Any
@@ -11,11 +12,18 @@ import numpy as np
 import pytest
 from pydantic import (
     UUID4,
+    Base64UrlBytes,
+    BaseModel,
+    ConfigDict,
     Field,
     FileUrl,
     HttpUrl,
     IPvAnyAddress,
+    IPvAnyInterface,
+    IPvAnyNetwork,
     MongoDsn,
+    NaiveDatetime,
+    PositiveInt,
     PostgresDsn,
     TypeAdapter,
     WebsocketUrl,
@@ -23,6 +31,19 @@ from pydantic import (
 
 from graftlm.core.grammar import Grammar, JsonSchema, Vocabulary
 from tests.models import byte_tokenizer
+
+DAY = datetime.date(2020, 2, 28)
+
+
+class Hexadecimal(BaseModel):
+    model_config = ConfigDict(val_json_bytes="hex")
+    data: Annotated[bytes, Field(min_length=2, max_length=3)]
+
+
+class Encoded(BaseModel):
+    model_config = ConfigDict(val_json_bytes="base64")
+    data: bytes
+
 
 TYPES: list[Any] = [
     dict[int, str],
@@ -46,6 +67,28 @@ TYPES: list[Any] = [
     MongoDsn,
     UUID4,
     IPvAnyAddress,
+    dict[Annotated[int, Field(ge=-3, lt=20)], int],
+    dict[PositiveInt, bool],
+    dict[int | None, bool],
+    dict[Decimal, bool],
+    Annotated[datetime.date, Field(gt=DAY, le=datetime.date(2021, 3, 1))],
+    Annotated[datetime.date, Field(ge=datetime.date(2031, 12, 31))],
+    Annotated[datetime.date, Field(gt=datetime.date.min, lt=datetime.date(2, 1, 1))],
+    NaiveDatetime,
+    Annotated[datetime.timedelta, Field(gt=datetime.timedelta(0))],
+    Annotated[datetime.timedelta, Field(ge=datetime.timedelta(0))],
+    Annotated[Decimal, Field(max_digits=20)],
+    Annotated[Decimal, Field(max_digits=30, decimal_places=2)],
+    Annotated[bytes, Field(max_length=6)],
+    Hexadecimal,
+    Encoded,
+    Base64UrlBytes,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Network,
+    ipaddress.IPv4Interface,
+    ipaddress.IPv6Interface,
+    IPvAnyNetwork,
+    IPvAnyInterface,
 ]
 
 
@@ -79,12 +122,29 @@ def test_any_text_of_the_schema_is_a_value_of_the_type(kind: Any) -> None:
         (UUID4, "0190163d-8694-4d2f-8d3c-0d7d1a5e2f10"),
         (IPvAnyAddress, "10.0.0.1"),
         (IPvAnyAddress, "::1"),
+        (dict[PositiveInt, bool], {"1": True, "20": False}),
+        (dict[int | None, bool], {"-5": True}),
+        (dict[Decimal, bool], {"0.5": True}),
+        (Annotated[datetime.date, Field(gt=DAY)], "2020-02-29"),
+        (NaiveDatetime, "2026-01-31T23:59:59.125"),
+        (Annotated[datetime.timedelta, Field(ge=datetime.timedelta(0))], "PT0S"),
+        (Annotated[datetime.timedelta, Field(gt=datetime.timedelta(0))], "PT5M"),
+        (Annotated[Decimal, Field(max_digits=20)], 12.25),
+        (Annotated[bytes, Field(max_length=6)], "abcdef"),
+        (Annotated[bytes, Field(max_length=6)], "é"),
+        (Encoded, {"data": "YQ"}),
+        (Base64UrlBytes, "YQ=="),
+        (ipaddress.IPv4Network, "10.1.128.0/17"),
+        (ipaddress.IPv4Network, "0.0.0.0/0"),
+        (ipaddress.IPv6Network, "2001:db8:0:ff00::/56"),
+        (ipaddress.IPv6Network, "::/0"),
+        (ipaddress.IPv6Interface, "fe80::1/64"),
     ],
     ids=str,
 )
 def test_ordinary_values_stay_possible(kind: Any, value: Any) -> None:
     matcher = Grammar.compile(JsonSchema(kind), Vocabulary.from_tokenizer(byte_tokenizer())).matcher()
-    data = list(json.dumps(value, separators=(",", ":")).encode())
+    data = list(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())
     assert matcher.advance(data) == len(data) and matcher.accepting
 
 

@@ -310,7 +310,7 @@ def test_a_planted_slow_down_is_found(idle: Path) -> None:
 
 
 def test_a_planted_answer_and_a_planted_cached_call_are_found(path: Path, model: str) -> None:
-    findings = check(path, "hf", model, rounds=1, minutes=0.02, plants=["changed answer", "cached call"])
+    findings = check(path, "graftlm", model, rounds=1, minutes=0.02, plants=["changed answer", "cached call"])
     assert [(f.plant, f.found, f.evidence) for f in findings] == [
         ("changed answer", True, "1 of 3 answers differ"),
         ("cached call", True, "3 calls against 2"),

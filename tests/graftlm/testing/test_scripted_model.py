@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import dspy
 import pytest
 
@@ -88,3 +91,14 @@ def test_held_requests_wait_and_can_be_cancelled() -> None:
         assert runtime.stats().slots_in_use == 0
     with pytest.raises(TimeoutError, match="2 of 3 requests arrived"):
         model.wait_for(3, timeout_s=0.01)
+
+
+def test_a_process_with_a_scripted_model_used_to_import_what_only_real_ones_need() -> None:
+    code = """
+import sys
+from graftlm.testing import ScriptedModel, random_model
+with ScriptedModel(lambda prompt: "Dorvik").runtime() as runtime:
+    assert runtime.generate("Mara lives in").text == "Dorvik"
+assert "transformers.modeling_utils" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -99,7 +99,8 @@ def test_an_object_with_a_thousand_members_and_a_condition_is_taken() -> None:
         matcher, data = grammar.matcher(), json.dumps({names[i]: i for i in written}, separators=(",", ":")).encode()
         return matcher.advance(list(data)) == len(data) and matcher.accepting
 
-    assert accepts(0) and accepts(0, 500, 700) and accepts(3, 4, 999) and accepts(*range(1_000))
+    assert accepts(0) and accepts(0, 500, 700) and accepts(3, 4, 999)
+    assert accepts(*range(0, 1_000, 9)) and accepts(*range(950, 1_000))
     assert not accepts() and not accepts(3, 4) and not accepts(500, 0)
     matcher = grammar.matcher()
     matcher.advance(list(b'{"property998":1'))
