@@ -60,7 +60,13 @@ _V6_NETWORK: Final = _networks_v6()
 _V4_INTERFACE: Final = f"{FORMATS['ipv4']}/([12]?[0-9]|3[0-2])"
 _V6_INTERFACE: Final = f"{FORMATS['ipv6']}/([1-9]?[0-9]|1[01][0-9]|12[0-8])"
 _BASE64URL: Final = "([a-zA-Z0-9_-]{4})*([a-zA-Z0-9_-][AQgw]==|[a-zA-Z0-9_-]{2}[AEIMQUYcgkosw048]=)?"
+# At most 64 characters stand before the sign, and behind it at most 253 with a point, as email-validator wants it.
+_ATOM: Final = "[a-zA-Z0-9!#$%&'*+/=?^_{|}~-]"
+_LOCAL: Final = rf"({_ATOM}{{1,64}}|{_ATOM}{{1,31}}\.{_ATOM}{{1,32}}|({_ATOM}{{1,12}}\.){{1,4}}{_ATOM}{{1,12}})"
+_EMAIL_LABEL: Final = "[a-zA-Z0-9]{1,20}(-[a-zA-Z0-9]{1,20}){0,2}"
+_EMAIL: Final = rf"{_LOCAL}@({_EMAIL_LABEL}\.){{1,3}}[a-zA-Z]{{2,20}}"
 _PATTERNS: Final = {
+    "email": _EMAIL,
     "ipv4network": _V4_NETWORK,
     "ipv6network": _V6_NETWORK,
     "ipv4interface": _V4_INTERFACE,
@@ -98,14 +104,19 @@ def schema_of(kind: Any) -> dict[str, Any]:
 class OutputSchema(GenerateJsonSchema):
     """pydantic's own schemas, narrowed to what pydantic reads.
 
-    These are dicts with numbers as keys, dates between bounds, timedeltas, complex numbers, decimals, bytes, networks
-    and URLs.
+    These are dicts with numbers as keys, dates between bounds, timedeltas, complex numbers, decimals, bytes, networks,
+    addresses of mail and URLs.
     """
 
     def generate_inner(self, schema: Any) -> JsonSchemaValue:
         described = super().generate_inner(schema)
-        pattern = _PATTERNS.get(described.get("format", "")) if "pattern" not in described else None
-        return described if pattern is None else {**described, "pattern": f"^({pattern})$"}
+        name = described.get("format", "")
+        if (
+            name not in _PATTERNS or "pattern" in described or schema["type"] == "str"
+        ):  # pydantic reads any string there
+            return described
+        others = {key: value for key, value in described.items() if key != "format" or name not in FORMATS}
+        return {**others, "pattern": f"^({_PATTERNS[name]})$"}
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         described = super().dict_schema(schema)
