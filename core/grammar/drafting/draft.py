@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from graftlm.core.errors import GrammarError
@@ -46,7 +46,7 @@ class Draft:
     lark      else its text for llguidance
     language  and its node, its rules but those of any value, and their lengths, pickled: most are never looked at
     error     why it has no automaton, raised where llguidance cannot take it either
-    forced    forced texts of the automaton, in the tokens of the vocabulary that it was drafted for
+    forced    forced texts of the automaton, in the tokens of one vocabulary
     """
 
     automaton: Dfa | Dpda | None = None
@@ -58,17 +58,17 @@ class Draft:
     forced: ForcedTexts | None = None
 
 
-def draft(spec: Spec, options: Options, vocabulary: Vocabulary | None = None) -> Draft:
-    """Compile for this vocabulary, or any, with a token for every byte. Raises GrammarError, as `compile_spec` does."""
-    found = _drafted(spec, options)
-    if vocabulary is None or found.automaton is None:
-        return found
+def automaton_grammar(found: Draft, vocabulary: Vocabulary) -> AutomatonGrammar | None:
+    """The grammar over `vocabulary` of a draft that is an automaton."""
+    if found.automaton is None:
+        return None
     grammar = finished(found, vocabulary).compiled
     assert isinstance(grammar, AutomatonGrammar)
-    return replace(found, forced=grammar.forced_texts())
+    return grammar
 
 
-def _drafted(spec: Spec, options: Options) -> Draft:
+def draft(spec: Spec, options: Options) -> Draft:
+    """Compile for any vocabulary with a token for every byte. Raises GrammarError, as `compile_spec` does."""
     with limited(options.limits), paused():
         if not isinstance(spec, JsonSchema):
             return _automaton(language_of(spec, options), options)

@@ -19,6 +19,12 @@ _BUFFER_BYTES = 1 << 20
 
 FOR_IMAGE = b"\1"
 """Ends a task whose grammar is for the vocabulary that the processes have."""
+MAX_INCOMPLETE = 64
+"""Drafts of one process with some of their forced texts: it works the others out when there is no task."""
+READY = 0
+"""Instead of the number of a task: the process is ready."""
+FORCED_TEXTS = (1 << 64) - 1
+"""Instead of the number of a task: pairs of a task that was answered and all forced texts of its automaton."""
 
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QQ")  # the number of the task, and the bytes of its answer
@@ -82,7 +88,7 @@ def take(queue: socket.socket) -> tuple[int, bytes]:
 
 
 def answer(end: socket.socket, number: int, data: bytes) -> None:
-    """Send what was found for a task, or that the process is ready, as number 0; waits while the socket is full."""
+    """Send what was found for a task, or READY, or FORCED_TEXTS; waits while the socket is full."""
     message = _HEAD.pack(number, len(data)) + data
     for start in range(0, len(message), _LONGEST_MESSAGE):
         end.send(message[start : start + _LONGEST_MESSAGE])

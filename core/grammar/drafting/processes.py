@@ -29,7 +29,8 @@ from typing import NamedTuple, TypeAlias
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import WALL_FACTOR
 from graftlm.core.grammar.drafting.draft import Draft
-from graftlm.core.grammar.drafting.messages import FOR_IMAGE, AnswerReader, TaskQueue, socket_pair
+from graftlm.core.grammar.drafting.drafting_process import DraftingProcess
+from graftlm.core.grammar.drafting.messages import FOR_IMAGE, FORCED_TEXTS, READY, TaskQueue, socket_pair
 from graftlm.core.grammar.drafting.vocabulary_image import VocabularyImage
 from graftlm.core.grammar.spec import Options, Spec
 
@@ -67,20 +68,6 @@ class _Task(NamedTuple):
     done: Callable[[Answer], object]
 
 
-class _Process:
-    """One of the processes, as it is seen from here.
-
-    number, since_s  the task that it was last seen at, 0 for none, and when it was first seen so
-    """
-
-    def __init__(self, place: int, end: socket.socket) -> None:
-        self.place = place
-        self.end = end
-        self.reader = AnswerReader(end)
-        self.number = 0
-        self.since_s = 0.0
-
-
 class DraftingProcesses:
     """`count` processes; none runs before `start`. Thread-safe.
 
@@ -96,7 +83,7 @@ class DraftingProcesses:
         self._helper: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
         self._queue: TaskQueue | None = None
-        self._running: dict[int, _Process] = {}  # by the descriptor over which each answers
+        self._running: dict[int, DraftingProcess] = {}  # by the descriptor over which each answers
         self._begin()
         _all.add(self)
 
@@ -104,7 +91,7 @@ class DraftingProcesses:
         # for `_queue`, `_orders`, `_waiting`, `_alive`, and so that a task has a living process
         self._lock = threading.Lock()
         self._settled = threading.Event()  # each is ready or has failed to start
-        self._alive: set[_Process] = set()
+        self._alive: set[DraftingProcess] = set()
         self._tasks: dict[int, _Task] = {}
         self._waiting: deque[tuple[int, bytes]] = deque()  # those that do not fit into the queue
         self._last_number = 0
@@ -171,7 +158,7 @@ class DraftingProcesses:
             )
         self._queue = queue
         for place, (end, _) in enumerate(pairs):
-            self._running[end.fileno()] = _Process(place, end)
+            self._running[end.fileno()] = DraftingProcess(place, end)
             self._ends.register(end, select.EPOLLIN)
         threading.Thread(target=self._read_answers, name="graftlm grammar", daemon=True).start()
 
@@ -244,15 +231,20 @@ class DraftingProcesses:
                 continue
             if answered is None:
                 continue
-            number, data = answered
-            if number:
-                self._tell(number, _read(data))
+            process, (number, data) = self._running[descriptor], answered
+            if number == READY:
+                with self._lock:
+                    self._alive.add(process)
+                self._settle()
+            elif number == FORCED_TEXTS:
+                process.add_texts(data)
+            else:
+                answer = _read(data)
+                if isinstance(answer, Draft) and answer.forced is not None:
+                    process.expect_texts(number, answer.forced)
+                self._tell(number, answer)
                 if self._waiting:
                     self._put()
-            else:
-                with self._lock:
-                    self._alive.add(self._running[descriptor])
-                self._settle()
         return bool(found)
 
     def _settle(self) -> None:

@@ -43,7 +43,7 @@ class AutomatonGrammar(ABC):
     def __init__(
         self, automaton: Dfa | Dpda, vocabulary: Vocabulary, masks: MaskRows, known: ForcedTexts | None = None
     ) -> None:
-        """known  forced texts of this automaton and this vocabulary"""
+        """known  forced texts of this automaton and this vocabulary, to which more may be added from any thread"""
         self.automaton = automaton
         self._known = known
         self.vocabulary = vocabulary
@@ -88,8 +88,16 @@ class AutomatonGrammar(ABC):
             _remember(self._runs, place, place, found)
         return found
 
+    def forced_at_start(self) -> ForcedTexts:
+        """What is forced at the start, as `forced_texts` has it."""
+        start = self.automaton.start
+        text, after = self.run(start)
+        known = after[1:] == start[1:] and len(text) <= _LONGEST_FORCED
+        ids = self.forced(start, -1) if known else ()
+        return ForcedTexts.of([ForcedText(start[0], after[0], text, ids)] if ids else [])
+
     def forced_texts(self) -> ForcedTexts:
-        """What is forced between two values, worked out now: an equal grammar can be made with it."""
+        """What is forced at the start and between two values, worked out now: an equal grammar can be made with it."""
         none = self.automaton.start[1:]
         runs = forced_runs(self.automaton, _MAX_STARTS, _LONGEST_FORCED)
         forced = {(text, after): ((state, *none), text, after) for state, text, after in runs}

@@ -20,19 +20,16 @@ class ForcedText(NamedTuple):
 
 
 class ForcedTexts:
-    """Forced texts in flat memory: as they come from another process, and as they are kept.
+    """Forced texts in one piece of memory: as they come from another process, and as they are kept.
 
-    numbers  how many there are; of each the state, in ascending order; the state after it; where its text ends; where
-             its ids end; then all ids
-    texts    all bytes
+    data  numbers, int32: how many there are; of each the state, in ascending order; the state after it; where its text
+          ends; where its ids end; then all ids. Behind them all texts, and bytes up to a multiple of 4
     """
 
-    __slots__ = ("_count", "numbers", "texts")
+    __slots__ = ("data",)
 
-    def __init__(self, numbers: array[int], texts: bytes) -> None:
-        self.numbers = numbers
-        self.texts = texts
-        self._count = numbers[0]
+    def __init__(self, data: bytes) -> None:
+        self.data = data  # one object, so that a thread that reads never sees parts of two
 
     @classmethod
     def of(cls, found: Iterable[ForcedText]) -> ForcedTexts:
@@ -46,36 +43,48 @@ class ForcedTexts:
             text_ends.append(len(texts))
             id_ends.append(len(ids))
         states, after = array("i", [one.state for one in known]), array("i", [one.after for one in known])
-        return cls(array("i", [len(known)]) + states + after + text_ends + id_ends + ids, bytes(texts))
+        numbers = array("i", [len(known)]) + states + after + text_ends + id_ends + ids
+        return cls(numbers.tobytes() + texts + bytes(-len(texts) % numbers.itemsize))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ForcedTexts, (self.numbers, self.texts)
+        return ForcedTexts, (self.data,)
 
     @property
     def num_bytes(self) -> int:
-        return self.numbers.itemsize * len(self.numbers) + len(self.texts)
+        return len(self.data)
+
+    def replace(self, other: ForcedTexts) -> None:
+        """Have what `other` has. From any thread."""
+        self.data = other.data
 
     def run(self, place: tuple[int, ...]) -> Run | None:
         """The forced bytes at `place` and the place after them; None where that is not known."""
-        number = self._find(place)
+        data = self.data
+        numbers = memoryview(data).cast("i")
+        number = _find(numbers, place)
         if not number:
             return None
-        numbers, count = self.numbers, self._count
+        count = numbers[0]
+        begin = numbers.itemsize * (1 + 4 * count + numbers[4 * count])
         first = numbers[2 * count + number - 1] if number > 1 else 0
-        return self.texts[first : numbers[2 * count + number]], (numbers[count + number], *place[1:])
+        return data[begin + first : begin + numbers[2 * count + number]], (numbers[count + number], *place[1:])
 
     def ids(self, place: tuple[int, ...]) -> tuple[int, ...] | None:
         """The tokens of the forced bytes at `place`."""
-        number = self._find(place)
+        numbers = memoryview(self.data).cast("i")
+        number = _find(numbers, place)
         if not number:
             return None
-        numbers, begin = self.numbers, 4 * self._count + 1
-        first = numbers[3 * self._count + number - 1] if number > 1 else 0
-        return tuple(numbers[begin + first : begin + numbers[3 * self._count + number]])
+        count = numbers[0]
+        begin = 4 * count + 1
+        first = numbers[3 * count + number - 1] if number > 1 else 0
+        return tuple(numbers[begin + first : begin + numbers[3 * count + number]])
 
-    def _find(self, place: tuple[int, ...]) -> int:
-        """The number of the text at `place`, from 1; 0 for none. Counters that do not run are 0."""
-        if any(place[1:]):
-            return 0
-        number = bisect_left(self.numbers, place[0], 1, 1 + self._count)
-        return number if number <= self._count and self.numbers[number] == place[0] else 0
+
+def _find(numbers: memoryview[int], place: tuple[int, ...]) -> int:
+    """The number of the text at `place`, from 1; 0 for none. Counters that do not run are 0."""
+    if any(place[1:]):
+        return 0
+    count = numbers[0]
+    number = bisect_left(numbers, place[0], 1, 1 + count)
+    return number if number <= count and numbers[number] == place[0] else 0

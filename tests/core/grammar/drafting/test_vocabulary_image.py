@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -61,6 +62,7 @@ def test_processes_work_out_forced_texts_for_the_vocabulary_that_they_have() -> 
     tokenizer = Tokenizer.from_pretrained(str(sprout_folder()))
     vocabulary = vocabulary_of(tokenizer)
     processes = DraftingProcesses(1)
+    late: tuple[int, ...] | None = None
     try:
         processes.start(lambda: VocabularyImage.of(vocabulary, tokenizer))
         processes.wait()
@@ -69,6 +71,10 @@ def test_processes_work_out_forced_texts_for_the_vocabulary_that_they_have() -> 
             answer: Future[Any] = Future()
             processes.submit(SCHEMA, Options(), answer.set_result, fingerprint)
             found.append(answer.result(60))
+        after_value = found[0].automaton.walk(found[0].automaton.start, b'{"a":"x')
+        until_s = time.monotonic() + 60
+        while (late := found[0].forced.ids(after_value)) is None and time.monotonic() < until_s:
+            time.sleep(0.01)
     finally:
         processes.close()
     assert all(isinstance(draft, Draft) for draft in found)
@@ -77,3 +83,4 @@ def test_processes_work_out_forced_texts_for_the_vocabulary_that_they_have() -> 
     text, _ = found[0].forced.run(begins)
     ids = found[0].forced.ids(begins)
     assert text.startswith(b'{"a":') and ids and list(ids) == vocabulary.encode(text)[: len(ids)]
+    assert late and vocabulary.decode(late).startswith(b'","b":')
