@@ -42,10 +42,10 @@ class Dpda(StateTable):
     distance: Int32Array
     begin: int
 
-    @cached_property
+    @property
     def moves(self) -> tuple[Int32Array, npt.NDArray[np.uint8], Int32Array]:
-        """The table without its calls, the classes, and no actions: an automaton within one rule."""
-        return np.maximum(self.table, 0), self.classes, _NO_ACTIONS
+        """`table`, `classes`, and no actions: what is negative is a call."""
+        return self.table, self.classes, _NO_ACTIONS
 
     @cached_property
     def returns(self) -> npt.NDArray[np.bool_]:

@@ -107,13 +107,16 @@ def _self_loop(
     first: npt.NDArray[np.uint8],
     rest: npt.NDArray[np.uint8],
 ) -> tuple[bool, bool, bool, int, int]:
-    """Fill `first` and `rest` with flags per ASCII byte. -> found, wide first, wide rest, register or -1, maximum"""
+    """Fill `first` and `rest` with flags per ASCII byte. Where there are no actions, what is negative leads elsewhere.
+
+    -> found, wide first, wide rest, register or -1, maximum
+    """
     nothing = (False, False, False, -1, -1)
     # what most bytes do: a majority vote
     effect, votes = 0, 0
     for byte in range(128):
         value = table[state, classes[byte]]
-        if value != 0:
+        if value > 0 or value < 0 and len(actions) > 1:
             if votes == 0:
                 effect = value
             votes += 1 if value == effect else -1
