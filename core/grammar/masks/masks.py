@@ -25,7 +25,7 @@ class Masks(MaskRows):
         dfa, vocabulary = self._dfa, self._vocabulary
         state = place[0]
         loop = self._self_loop(state)
-        inside = None if loop is None else vocabulary.slices.get(loop.chars)
+        inside = None if loop is None else vocabulary.slices.get(loop.chars, loop.exits)
         if loop is None or inside is None:
             base = vocabulary.no_tokens
             row = self._begin(base)

@@ -34,7 +34,7 @@ class StackMasks(MaskRows):
     def _compute(self, place: Place) -> PackedRow:
         dpda, vocabulary = self._dpda, self._vocabulary
         loop = self._self_loop(place[0])
-        inside = None if loop is None else vocabulary.slices.get(loop.chars)
+        inside = None if loop is None else vocabulary.slices.get(loop.chars, loop.exits)
         if loop is None or inside is None:
             base = vocabulary.no_tokens
             row = self._begin(base)

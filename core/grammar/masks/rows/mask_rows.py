@@ -94,7 +94,7 @@ class MaskRows(ABC):
         automaton, trie = self._automaton, self._vocabulary.trie
         if automaton.degree(state) >= _SLOW_STATE:
             loop = self._self_loop(state)
-            return loop is None or loop.exits is None or loop.chars not in self._vocabulary.slices
+            return loop is None or loop.exits is None or not self._vocabulary.slices.has(loop.chars, loop.exits)
         table, classes, degrees = automaton.table, automaton.classes, automaton.degrees
         return bool(leads_to_many(trie.nodes, trie.roots, table, classes, degrees, state, _SLOW_STATE, _MANY_NODES))
 

@@ -8,6 +8,7 @@ to be walked, but only what follows the characters they begin with: quotes, back
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.masks.rows import workers
 from graftlm.core.grammar.masks.trie.leaving_tokens import LeavingTokens
 from graftlm.core.grammar.masks.trie.trie import SortedTokens, Trie
 
@@ -97,6 +99,10 @@ class Slice:
         if room is None or room >= self.longest:
             return self.all_inside
         return self._rows_by_length[room]
+
+    def knows(self, exits: bytes | None) -> bool:
+        """Whether `leaving(exits)`, or for None `others`, was asked for before, and is at hand."""
+        return "others" in self.__dict__ if exits is None else exits in self._leaving
 
     @cached_property
     def others(self) -> Trie:
@@ -188,34 +194,63 @@ def _read_characters(data: bytes, fits: list[bool], escaped: bytes) -> tuple[int
 
 
 class Slices:
-    """The slices of one vocabulary; a rare class gets one only after its trie walks have cost as much."""
+    """The slices of one vocabulary; a rare class gets one only after its trie walks have cost as much.
+
+    A large vocabulary takes 10 to 100 ms for each, which a thread spends: all rows of a batch would wait for it.
+    """
 
     def __init__(self, tokens: SortedTokens, vocab_size: int) -> None:
         self._tokens = tokens
         self._vocab_size = vocab_size
         self._slices: dict[CharClass, Slice] = {}
         self._misses: dict[CharClass, int] = {}
+        self._under_way: dict[tuple[CharClass, bytes | None], int] = {}  # the process whose thread builds it
 
-    def __contains__(self, chars: CharClass) -> bool:
-        """Whether the slice of `chars` is built."""
-        return chars in self._slices
-
-    def get(self, chars: CharClass) -> Slice | None:
-        """The slice of `chars`, or None while it is not worth building."""
+    def has(self, chars: CharClass, exits: bytes | None) -> bool:
+        """Whether the slice of `chars` is built, and the tries of what leaves it by `exits`."""
         found = self._slices.get(chars)
-        if found is None:
+        return found is not None and found.knows(exits)
+
+    def get(self, chars: CharClass, exits: bytes | None) -> Slice | None:
+        """The slice of `chars`, or None while it is not built or not worth building.
+
+        exits  as of `Slice.leaving`; None for whatever is not inside
+        """
+        found = self._slices.get(chars)
+        if found is not None and found.knows(exits):
+            return found
+        if found is None and chars not in COMMON:
             misses = self._misses.get(chars, 0)
-            if chars not in COMMON and misses < (_MISSES_IF_WIDE if chars.wide_rest else _MISSES):
+            if misses < (_MISSES_IF_WIDE if chars.wide_rest else _MISSES):
+                if len(self._misses) >= _MAX_MISSES:
+                    self._misses.clear()
                 self._misses[chars] = misses + 1
                 return None
-            return self.build(chars)
-        return found
+        if len(self._tokens.ids) <= _QUICK:
+            return found or self.build(chars)
+        key = (chars, exits)
+        if self._under_way.get(key) != os.getpid():
+            self._under_way[key] = os.getpid()
+            workers.submit(self._build_all, chars, exits)
+        return None
 
     def build(self, chars: CharClass) -> Slice:
         while len(self._slices) >= _MAX_SLICES:
             self._slices.pop(next(iter(self._slices)), None)
         found = self._slices[chars] = Slice(self._tokens, chars, self._vocab_size)
         return found
+
+    def _build_all(self, chars: CharClass, exits: bytes | None) -> None:
+        """Build the slice of `chars` with all that masks use of it."""
+        try:
+            found = self._slices.get(chars) or self.build(chars)
+            found.row(0)
+            if exits is not None:
+                found.leaving(exits)
+            elif not found.knows(None):
+                _ = found.others
+        finally:
+            self._under_way.pop((chars, exits), None)
 
     def prepare(self) -> None:
         """Build the slices that most grammars use."""
@@ -229,3 +264,7 @@ class Slices:
 
 _MISSES = 8  # about as many trie walks cost as much as building a slice
 _MISSES_IF_WIDE = 3
+_MAX_MISSES = 1 << 12
+"""Classes whose walks are counted."""
+_QUICK = 1 << 12
+"""Tokens of a vocabulary whose slices take less than 3 ms."""
