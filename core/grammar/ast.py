@@ -164,8 +164,11 @@ def literal(text: str | bytes) -> Node:
 
 def normalise(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """Sort inclusive ranges, drop the empty ones, merge those that overlap or touch."""
+    in_order = sorted(ranges)
+    if len(in_order) == 1 and in_order[0][0] <= in_order[0][1]:  # most letters of patterns
+        return (in_order[0],)
     merged: list[list[int]] = []
-    for low, high in sorted(ranges):
+    for low, high in in_order:
         if low > high:
             continue
         if merged and low <= merged[-1][1] + 1:

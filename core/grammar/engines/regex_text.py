@@ -39,7 +39,9 @@ def _regex(node: Node) -> str:
             check()
             return f"(?:{'|'.join(map(_regex, items))})"
         case ast.Repeat(item, minimum, maximum):
-            return f"(?:{_regex(item)}){quantifier(minimum, maximum)}"
+            text = _regex(item)
+            is_one = type(item) is ast.CharSet or (type(item) is ast.Alternation and item.items)
+            return f"{text if is_one else f'(?:{text})'}{quantifier(minimum, maximum)}"
         case ast.Intersection() | ast.Difference():
             raise _NotPlainError
         case _:

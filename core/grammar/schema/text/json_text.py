@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+from os.path import commonprefix
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -18,9 +21,7 @@ from graftlm.core.grammar.schema.text.spelled_automaton import spelled
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 QUOTE = ast.literal('"')
 RAW: tuple[Range, ...] = ((0x20, 0x21), (0x23, 0x5B), (0x5D, ast.MAX_CODE_POINT))
-_ESCAPES: tuple[tuple[int, Node], ...] = tuple(
-    (code, ast.literal(json.dumps(chr(code))[1:-1])) for code in (*range(0x20), 0x22, 0x5C)
-)
+_ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in (*range(0x20), 0x22, 0x5C)}
 
 
 def spelling(ranges: Iterable[Range]) -> Node:
@@ -30,8 +31,20 @@ def spelling(ranges: Iterable[Range]) -> Node:
 
 @lru_cache(maxsize=4096)
 def _spelling(wanted: tuple[Range, ...]) -> Node:
-    escaped = [node for code, node in _ESCAPES if any(low <= code <= high for low, high in wanted)]
-    return ast.alternation(ast.char_set(ast.intersect(wanted, RAW)), *escaped)
+    escaped = [text for code, text in _ESCAPES.items() if any(low <= code <= high for low, high in wanted)]
+    return ast.alternation(ast.char_set(ast.intersect(wanted, RAW)), _one_of(escaped))
+
+
+def _one_of(texts: list[str]) -> Node:
+    """One of these, written with what they share: patterns repeat it, and all that reads them takes each word anew."""
+    if len(texts) < 2:
+        return ast.alternation(*map(ast.literal, texts))
+    shared = commonprefix(texts)
+    if shared:
+        return ast.concat(ast.literal(shared), _one_of([text[len(shared) :] for text in texts]))
+    letters = "".join(text for text in texts if len(text) == 1)
+    longer = groupby(sorted(text for text in texts if len(text) > 1), key=itemgetter(0))
+    return ast.alternation(ast.chars(letters), *(_one_of(list(group)) for _, group in longer))
 
 
 def _text_char() -> Node:
@@ -54,7 +67,7 @@ def spell(node: Node) -> Node:
         case ast.Literal(data):
             return _spell_bytes(data)
         case ast.CharSet(ranges):
-            return spelling(ranges)
+            return _spelling(ranges)
         case ast.Concat(items):
             return ast.concat(*map(spell, items))
         case ast.Alternation(items):

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.engines.regex_text import plain
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.schema.text import json_text
 
@@ -43,8 +45,6 @@ def test_a_name_cannot_come_back_by_escaping_its_slash(names: list[str]) -> None
 @settings(max_examples=60)
 @given(TEXTS)
 def test_free_text_has_the_spelling_of_json_dumps(text: str) -> None:
-    from graftlm.core.grammar import ast
-
     assert product.matches(ast.star(json_text.TEXT_CHAR), spelled(text))
     assert product.matches(ast.star(json_text.NAME_CHAR), spelled(text))
     assert product.matches(json_text.string(text), json.dumps(text, ensure_ascii=False))
@@ -54,6 +54,21 @@ def test_a_pattern_is_spelled_with_its_escapes() -> None:
     node = json_text.spell(parse(r'[\n"a]\\{2}'))
     assert [text for text in ("a\\\\\\\\", '\\"\\\\\\\\', "\\n\\\\\\\\") if not product.matches(node, text)] == []
     assert not product.matches(node, '"\\\\\\\\') and not product.matches(node, "a\\\\")
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 0x24), st.integers(0, 0x7F)), max_size=4))
+def test_a_character_of_some_ranges_has_the_one_spelling_of_json_dumps(ranges: list[tuple[int, int]]) -> None:
+    node = json_text.spelling(ranges)
+    for code in range(0x80):
+        assert product.matches(node, spelled(chr(code))) == any(low <= code <= high for low, high in ranges), code
+    others = ["", "\\", "\\u00", "\\u000", "\\/", "\\v", "\\u000B", "\\u000a", "\\u0022", "\\u0020", "\\u001fa"]
+    assert [text for text in others if product.matches(node, text)] == []
+
+
+def test_escapes_are_written_with_what_they_share() -> None:
+    assert plain(json_text.spelling([(9, 13), (0x22, 0x22)])) == r"/\x{5C}(?:[\x{22}fnrt]|u000b)/"
+    assert json_text.spelling([(10, 10)]) == ast.literal("\\n")
 
 
 def test_a_lone_surrogate_cannot_be_written() -> None:
