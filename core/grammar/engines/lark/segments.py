@@ -129,7 +129,10 @@ class Segments:
         """The same of a short part: a rule for each state."""
         levels = range(high - 1, self._level_of[source] - 1, -1)
         inside = [
-            state for level in levels for state in self._levels[level] if (low, high, state, target) not in self._ways
+            state
+            for level in levels
+            for state in self._levels[level]
+            if (key := (low, high, state, target)) not in self._ways and key not in self._choices
         ]
         looping = {state for state in inside if len(self._levels[self._level_of[state]]) > 1 or self._is_loop(state)}
         reaching = self._reaching(inside, (low, high, target))
@@ -143,18 +146,23 @@ class Segments:
                 continue
             ways = ['""'] if target == _END and state in self._graph.accepting else []
             for item, after in self._texts(state):
-                rest = "" if after == target else self._ways.get((low, high, after, target))
-                if not item and (low, high, after, target) in self._choices:  # one rule less for each to read
-                    ways += self._choices[low, high, after, target]
-                elif rest is not None:
+                key = (low, high, after, target)
+                if not item and key in self._choices:  # one rule less for each to read
+                    ways += self._choices[key]
+                elif (rest := "" if after == target else self._way(key)) is not None:
                     ways.append(pair(item, rest) if item and rest else item or rest or '""')
             known = self._ways.get((low, high, state, target))
             if known is None:
-                self._ways[low, high, state, target] = self._rule(ways)
                 self._choices[low, high, state, target] = ways
             else:
                 self._writer.define(known, *dict.fromkeys(ways))
-        return self._ways[low, high, source, target]
+        return self._way((low, high, source, target))
+
+    def _way(self, key: tuple[int, int, int, int]) -> str | None:
+        """The rule of a state of a short part, defined when it is first named: many are only written out elsewhere."""
+        if key not in self._ways and key in self._choices:
+            self._ways[key] = self._rule(self._choices[key])
+        return self._ways.get(key)
 
     def _reaching(self, states: list[int], part: tuple[int, int, int]) -> set[int]:
         """Those of `states`, last ones first, that lead to the target of a part."""
@@ -170,11 +178,14 @@ class Segments:
                 if (
                     (target == _END and state in self._graph.accepting)
                     or any([after == target or after in found for _, after in row])
-                    or any([self._ways.get((low, high, after, target)) is not None for _, after in row])
+                    or any([self._leads((low, high, after, target)) for _, after in row])
                 ):
                     found.add(state)
                     is_changed = True
         return found
+
+    def _leads(self, key: tuple[int, int, int, int]) -> bool:
+        return key in self._choices or self._ways.get(key) is not None
 
     def _is_loop(self, state: int) -> bool:
         return any([target == state for _, target in self._graph.rows[state]])

@@ -81,6 +81,17 @@ def test_the_parts_of_a_walk_say_what_the_walk_says(seed: int, monkeypatch: pyte
     assert taken(written, [text + b"." for text in texts]) == [walked(walk, text) for text in texts]
 
 
+def test_a_state_that_is_only_passed_in_silence_has_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c, d = map(ast.literal, "abcd")
+    rows = (((a, 3), (ast.EMPTY, 1)), ((b, 3), (ast.EMPTY, 2)), ((c, 3), (d, 3)), ())
+    monkeypatch.setattr(lark, "MAX_STATES", 0)
+    monkeypatch.setattr(lark, "MAX_DEPTH", 0)
+    text = lark.to_lark(ast.concat(ast.Graph(rows, frozenset({3})), RECURSIVE), RULES)
+    assert '"a"|"b"|"c"|"d"\n' in text
+    assert text.count('"c"') == text.count('"d"') == 1
+    assert taken(text, [b"a.", b"d.", b".", b"ba."]) == [True, True, False, False]
+
+
 def test_the_depth_of_a_walk_counts_a_loop_once() -> None:
     a, b = ast.literal("a"), ast.literal("b")
     assert depth(ast.Graph((((a, 1),), ((a, 0), (b, 2)), ()), frozenset({2}))) == 2
