@@ -24,6 +24,12 @@ MAX_STATES = 1_000
 MAX_DEPTH = 400
 """The same of a walk over members or items: a longer one is cut in parts, whose rules nest less deep."""
 
+_TOLD_EMPTY = 16
+"""Every so many rules of a row, each of which may be empty as the next one may, one says so itself.
+
+llguidance looks for such rules again and again, and finds in each round only those before one that it knows.
+"""
+
 MAX_TERMINALS = 45_000
 """Names and values that differ: llguidance compares each with all others, which takes about 4 s for so many."""
 MAX_SYMBOLS = 65_525
@@ -173,7 +179,8 @@ class _LarkWriter(RuleWriter):
             ways.append(self.shared(way) if i and not is_short(items[i]) else way)
             if i and (before := rows[2 * i][0][0]) != mark:
                 later = pair(self.in_sequence(before), ways[-1])
-                rest = self.shared(f"{later}|{rest}" if rest else f'{later}|""')
+                told = '|""' if not rest or not (len(items) - i) % _TOLD_EMPTY else ""
+                rest = self.shared(f"{later}|{rest}{told}" if rest else later + told)
             mark = None
         return self.shared("|".join(dict.fromkeys([*reversed(ways), '""'])))
 

@@ -69,6 +69,15 @@ def test_a_row_of_optional_members_says_what_a_walk_says(
     assert accepted(row, OTHERS[0]) != strict
 
 
+def test_a_long_row_of_optional_members_says_now_and_then_that_it_may_be_empty() -> None:
+    schema = {"type": "object", "properties": {f"m{i}": {"$ref": "#"} for i in range(40)}}
+    language = language_of(JsonSchema(schema), Options(strict=True), token_rules=True)
+    text = lark.to_lark(language.node, language.rules)
+    assert [line.count('"m') for line in text.splitlines() if line.endswith('|""')] == [1, 1, 1, 40]
+    documents = ["{}", '{"m0":{},"m39":{}}', '{"m8":{"m7":{}},"m9":{}}', '{"m9":{},"m8":{}}', '{"m0":{},}']
+    assert [accepted(text, document) for document in documents] == [True, True, True, False, False]
+
+
 def loop(first: str) -> ast.Graph:
     """`first`, then any number of `,x`."""
     return ast.Graph((((ast.literal(first), 1),), ((ast.literal(",x"), 1),)), frozenset({1}))
