@@ -111,9 +111,8 @@ class OutputSchema(GenerateJsonSchema):
     def generate_inner(self, schema: Any) -> JsonSchemaValue:
         described = super().generate_inner(schema)
         name = described.get("format", "")
-        if (
-            name not in _PATTERNS or "pattern" in described or schema["type"] == "str"
-        ):  # pydantic reads any string there
+        reads_any = schema["type"] == "str"  # a string with the format of pydantic's type
+        if name not in _PATTERNS or "pattern" in described or reads_any:
             return described
         others = {key: value for key, value in described.items() if key != "format" or name not in FORMATS}
         return {**others, "pattern": f"^({_PATTERNS[name]})$"}
