@@ -45,7 +45,7 @@ def endless(runtime, count=8):
 
 
 INTERRUPTED = (-signal.SIGINT, 130, 1)
-"""What a process ends with: 1 where a thread runs `exec` at that moment, as imports do, for CPython then forgets why."""
+"""What it may end with: 1 where a thread runs `exec` at that moment, as imports do, for CPython then forgets why."""
 
 
 @pytest.fixture(scope="module", autouse=True)
