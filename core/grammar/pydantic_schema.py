@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from graftlm.core.grammar import range_patterns
+from graftlm.core.grammar.regex import range_patterns
 from graftlm.core.grammar.schema.algebra.formats import FORMATS
 
 INTEGER: Final = r"-?(0|[1-9][0-9]{0,17})"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from graftlm.core.grammar.range_patterns import between, integers
+from graftlm.core.grammar.regex.range_patterns import between, integers
 
 BOUNDS = [(0, 0), (1, 20), (-3, 7), (-120, -11), (6, None), (None, -5), (None, None), (99, 101), (-1, 0), (5, 4)]
 
