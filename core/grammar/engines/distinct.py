@@ -282,6 +282,7 @@ class DistinctMatcher:
         return self._ending
 
     def num_items(self) -> list[int]:
+        """How many items, or names that must differ, there are in each open array and object, the outermost first."""
         return [max(frame.number, len(frame.seen)) for frame in self._cursor.frames]
 
     def base_ending(self) -> list[int]:

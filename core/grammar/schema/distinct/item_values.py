@@ -45,6 +45,8 @@ class ItemValues:
     """How many values shapes have, as far as that shows without their automata.
 
     closed  gives the parts of an object without the members that strict mode leaves out
+
+    An answer is for certain: where it is not known, values are neither counted nor many.
     """
 
     def __init__(self, algebra: ShapeAlgebra, closed: Callable[[tuple[Shape, ...]], tuple[Shape, ...]]) -> None:
