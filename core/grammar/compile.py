@@ -16,6 +16,7 @@ from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import EmptyLanguage
 from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
+from graftlm.core.grammar.automata.nfa.least_places import LONG
 from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 _CHARACTERS_PER_STATE = 2
 """In two collections 27 of 32 longer schemas took more than 20,000 states, and 39 of the 420 others."""
-_LONG = 10_000
-"""Characters of a schema from which on the places of its automaton are counted before it is built."""
 _USUAL = Options()
 SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
@@ -246,7 +245,7 @@ def _compile_fastest(
     is_shared = isinstance(spec, JsonSchema | Composite)  # with llguidance
     try:
         with limited(options.limits, SHARE_OF_AUTOMATON if is_shared else 1.0):
-            effort = Effort(EDGES_OF_AUTOMATON, is_long=_size(spec) > _LONG) if is_shared else None
+            effort = Effort(EDGES_OF_AUTOMATON, is_long=_size(spec) > LONG) if is_shared else None
             return automaton(language, vocabulary, options, effort)
     except GrammarError as error:
         if not is_shared:
@@ -322,11 +321,13 @@ def language_of(
             return Language(ast.alternation(*map(ast.literal, choices)))
         case JsonSchema():
             from graftlm.core.grammar.schema.lowering import lower_read, lower_schema
-            from graftlm.core.grammar.schema.places import takes_many_places
+            from graftlm.core.grammar.schema.places import is_too_large, takes_many_places
 
             if reader is not None:
                 context_free = context_free or takes_many_places(reader, spec, options)
                 lowered = lower_read(reader, spec, options, context_free=context_free, token_rules=token_rules)
+                if is_too_large(lowered, spec, options):  # written out; rules take the places of each definition once
+                    lowered = lower_read(reader, spec, options, context_free=True, token_rules=token_rules)
             else:
                 lowered = lower_schema(
                     spec, options, context_free=context_free, token_rules=token_rules, items_differ=True

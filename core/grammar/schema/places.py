@@ -1,10 +1,12 @@
-"""How many places of an automaton a schema takes without rules, as names and constants tell before it is lowered."""
+"""How many places of an automaton a schema takes without rules, told before the automaton is built."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from os.path import commonprefix
+from typing import TYPE_CHECKING
 
+from graftlm.core.grammar.automata.nfa.least_places import LONG, takes_more_places
 from graftlm.core.grammar.schema.algebra.shapes import (
     Array,
     Both,
@@ -18,6 +20,9 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 )
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import JsonSchema, Options
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.schema.lowering import Lowered
 
 _AROUND_NAME = 4
 """Bytes beside the name of a member: its quotation marks, the colon and a comma."""
@@ -40,6 +45,14 @@ def takes_many_places(reader: SchemaReader, spec: JsonSchema, options: Options) 
     """
     limit = options.limits.states
     return len(spec.text) > limit and _Places(reader).of(Reference("")) > limit
+
+
+def is_too_large(lowered: Lowered, spec: JsonSchema, options: Options) -> bool:
+    """Whether a longer schema, lowered without rules, has no automaton for sure: with rules it mostly has one.
+
+    In two collections that held for 12 schemas, of which 11 have a pushdown automaton, of 4,700 places at most.
+    """
+    return not lowered.rules and len(spec.text) > LONG and takes_more_places(lowered.node, 4 * options.limits.states)
 
 
 class _Places:

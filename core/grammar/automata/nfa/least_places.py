@@ -11,6 +11,8 @@ from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.nfa.builder import UNROLL_COUNT
 from graftlm.core.grammar.automata.utf8 import byte_graph
 
+LONG = 10_000
+"""Characters of a schema from which on the places of its automaton are counted before it is built."""
 _AROUND_LOOP = 4
 """Places of a counted repeat beside those of what it repeats."""
 
@@ -20,10 +22,15 @@ def check_places(node: Node, most: int, *, counters: bool = True) -> None:
 
     counters  whether repeats may be counted
     """
-    if _LeastPlaces(counters).of(node) > most:
+    if takes_more_places(node, most, counters=counters):
         raise GrammarError(
             f"the constraint needs more than {most:,} places; make its counted repeats smaller or raise limits.states"
         )
+
+
+def takes_more_places(node: Node, most: int, *, counters: bool = True) -> bool:
+    """Whether that is sure."""
+    return _LeastPlaces(counters).of(node) > most
 
 
 class _LeastPlaces:

@@ -6,6 +6,7 @@ from graftlm.core.grammar.schema.lowering import lower_schema
 from graftlm.core.grammar.schema.places import takes_many_places
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options
+from tests.grammars import allows, compact, compiled
 
 
 def takes_many(schema: dict[str, Any], states: int) -> bool:
@@ -46,3 +47,13 @@ def test_a_long_schema_that_combines_others_has_rules_and_one_that_does_not_has_
     ):
         spec = JsonSchema({"type": "object", "properties": {"a": member}, "description": note})
         assert bool(lower_schema(spec, options, token_rules=False).rules) == has_rules
+
+
+def test_a_long_schema_that_is_too_large_written_out_has_rules_and_an_automaton() -> None:
+    word = {"type": "string", "pattern": f"^{'x' * 400}$"}
+    uses = {f"a{i}": {"$ref": "#/$defs/word"} for i in range(100)}
+    schema = {"$defs": {"word": word}, "type": "object", "properties": uses, "description": "x" * 10_000}
+    grammar = compiled(schema, limits=Limits(states=8_000), strict=True)
+    assert grammar.engine == "pda"
+    assert allows(grammar, compact({"a7": "x" * 400, "a8": "x" * 400}))
+    assert not allows(grammar, compact({"a7": "x" * 401}))
