@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,18 +15,35 @@ def forget() -> int:
 
     GraftLM's runtimes are emptied by their own method. Engines that keep nothing between calls need nothing.
     """
-    return sum(empty(one) for module, kind, empty in _KINDS for one in _alive_of(module, kind))
+    loaded = ((getattr(sys.modules.get(module), kind, None), empty) for module, kind, empty in _KINDS)
+    kinds = [(kind, empty) for kind, empty in loaded if kind is not None]
+    engines = _alive_of(kind for kind, _ in kinds)
+    return sum(empty(one) for kind, empty in kinds for one in engines if issubclass(type(one), kind))
 
 
 def alive(kind: type[T]) -> list[T]:
     """Every object of `kind` in the process."""
+    return _alive_of([kind])
+
+
+def _alive_of(kinds: Iterable[type]) -> list[Any]:
+    """Objects of any of these kinds. A full collection can take a second, and is made only where there is one."""
+    wanted = _with_subclasses(kinds)
+    if not any(type(thing) in wanted for thing in gc.get_objects()):
+        return []
     gc.collect()
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    return [thing for thing in gc.get_objects() if type(thing) in wanted]
 
 
-def _alive_of(module: str, kind: str) -> list[Any]:
-    loaded = sys.modules.get(module)
-    return alive(getattr(loaded, kind)) if loaded is not None and hasattr(loaded, kind) else []
+def _with_subclasses(kinds: Iterable[type]) -> set[type]:
+    found: set[type] = set()
+    more = list(kinds)
+    while more:
+        kind = more.pop()
+        if kind not in found:
+            found.add(kind)
+            more += type.__subclasses__(kind)
+    return found
 
 
 def _guidance(engine: Any) -> bool:
