@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 
 LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 ASCII = frozenset(map(chr, range(128)))
@@ -27,9 +29,9 @@ class SplitPattern:
     """
 
     after: str
-    chars: list[frozenset[str]]
-    follow: list[set[int]]
-    lookarounds: set[int]
+    chars: tuple[frozenset[str], ...]
+    follow: tuple[frozenset[int], ...]
+    lookarounds: frozenset[int]
     nullable: bool
     first: frozenset[int]
     last: frozenset[int]
@@ -37,11 +39,9 @@ class SplitPattern:
     @classmethod
     def read(cls, pattern: str, after: str) -> SplitPattern:
         """Raises UnknownPattern where the syntax is not known."""
-        reader = _Reader(pattern, ASCII | {after})
-        part = reader.read()
-        return cls(after, reader.chars, reader.follow, reader.lookarounds, part.nullable, part.first, part.last)
+        return _read(pattern, after)
 
-    @property
+    @cached_property
     def respects_cut(self) -> bool:
         """Whether no match spans a letter and `after` behind it, and each side has the matches that it has alone."""
         if self.nullable:
@@ -68,22 +68,32 @@ class SplitPattern:
         )
         return starts_there or self.after in self.alone or any(taken & LETTERS for taken in self.chars)
 
-    def apart(self) -> dict[str, frozenset[str]]:
+    @cached_property
+    def apart(self) -> Mapping[str, frozenset[str]]:
         """By ASCII character, those that no match spans behind it, each side having the matches that it has alone."""
         if self.nullable:
-            return dict.fromkeys(ASCII, frozenset())
+            return MappingProxyType(dict.fromkeys(ASCII, frozenset[str]()))
         spanned: dict[str, set[str]] = {char: set() for char in ASCII}
         for left, taken in enumerate(self.chars):
             behind = set(ASCII) if self.follow[left] & self.lookarounds else set[str]()
             behind.update(*(self.chars[right] for right in self.follow[left]))
             for char in taken & ASCII:
                 spanned[char] |= behind
-        return {char: ASCII - behind for char, behind in spanned.items()}
+        return MappingProxyType({char: ASCII - behind for char, behind in spanned.items()})
 
     @property
     def alone(self) -> frozenset[str]:
         """The characters that match by themselves, so that each is part of some match wherever it stands."""
         return frozenset[str]().union(*(self.chars[position] for position in self.first & self.last))
+
+
+@lru_cache(maxsize=64)
+def _read(pattern: str, after: str) -> SplitPattern:
+    """Kept, because a load asks several times, and most tokenizers share a few patterns: reading takes milliseconds."""
+    reader = _Reader(pattern, ASCII | {after})
+    part = reader.read()
+    chars, follow = tuple(reader.chars), tuple(map(frozenset, reader.follow))
+    return SplitPattern(after, chars, follow, frozenset(reader.lookarounds), part.nullable, part.first, part.last)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def _cuts(spec: dict[str, Any] | None) -> Cuts:
             raise UnknownPattern(kind)
         if pattern is not None:
             read = SplitPattern.read(pattern, "\n")
-            for left, rights in read.apart().items():
+            for left, rights in read.apart.items():
                 apart[left] &= rights
                 ended[left] |= rights if left in read.alone else rights & read.alone
     return {left: rights & ended[left] for left, rights in apart.items()}
