@@ -38,8 +38,9 @@ $(INSTALLED): pyproject.toml constraints-dev.txt tests/newest-langchain.txt
 	@touch $@
 
 # A file stays in one process, which sets up its models once; in the order of their names, long ones do not come last.
+# Tests start hundreds of processes: where the environment forbids it, Python would compile all sources in each of them.
 test: setup
-	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The wheel in a fresh environment; `make test-newcomer ARGS=--reuse` takes the dependencies from .venv.
 test-newcomer: setup
