@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
+from itertools import chain, islice
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import UNREACHABLE
 from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.automata.products.plain_text import plain_text
 
 _STEPS = (0, 1, 2, 5, 9)
 """Bytes of a walk through an automaton before it takes the shortest way to the end."""
@@ -17,6 +21,9 @@ _LONG = 64
 """Bytes of a longer walk, where only long texts are asked for."""
 _TURNS = 4
 """Walks of each length, which take other ways at the places that have several."""
+
+_MAX_SOURCES = 16
+"""Nodes that texts are read off where the automaton of the whole is too large."""
 
 
 def has_witness(
@@ -46,6 +53,41 @@ def has_witness(
         )
     except GrammarError:  # an automaton is too large
         return False
+
+
+def has_witness_in_parts(items: Sequence[Node], minus: Sequence[Node], texts: Collection[bytes], low: int = 0) -> bool:
+    """The same where the automaton of an item is too large: texts are read off what it combines, or off its node.
+
+    low  characters that a text of all items has at least
+    """
+    sources = islice(chain.from_iterable(map(_sources, items)), _MAX_SOURCES)
+    return any(
+        data not in texts
+        and all(_matches(item, data) for item in items)
+        and not any(_matches(item, data) for item in minus)
+        for source in sources
+        for data in _texts(source, low)
+    )
+
+
+def _sources(node: Node) -> Iterator[Node]:
+    """What `node` combines, or itself."""
+    match node:
+        case ast.Intersection(items) | ast.Alternation(items):
+            yield from chain.from_iterable(map(_sources, items))
+        case ast.Difference(item, _):
+            yield from _sources(item)
+        case _:
+            yield node
+
+
+def _texts(node: Node, low: int) -> Iterator[bytes]:
+    for times in sorted({0, 1, 2, low}):
+        text = plain_text(node, times)
+        if text is not None:
+            yield text.encode()
+    with suppress(GrammarError):
+        yield from _samples(node, low)
 
 
 def _tried(items: Sequence[Node], low: int, *, joined: bool) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.automata.products.letters import are_apart
-from graftlm.core.grammar.automata.products.witness import has_witness
+from graftlm.core.grammar.automata.products.witness import has_witness, has_witness_in_parts
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Both, Literals, Object, Shape, Text, both
 from graftlm.core.grammar.schema.member_names import counts_names, num_other_names
@@ -22,6 +22,7 @@ from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.branches import Formula, Question, accepts, branch, decide, leaf_set, leaves
 
 if TYPE_CHECKING:
+    from graftlm.core.grammar.schema.algebra.scalars import Scalar
     from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
 
 MAX_KINDS = 64
@@ -270,18 +271,27 @@ class MemberWays:
             node = ast.Difference(node, ast.alternation(*outside))
         if not isinstance(node, ast.Intersection | ast.Difference) or has_witness(inside, failing, self._written_names):
             return node
-        if _is_empty_in_pairs(inside, failing) or product.is_empty(node):
-            return ast.NOTHING
-        return node
+        try:
+            is_empty = _is_empty_in_pairs(inside, failing) or product.is_empty(node)
+        except GrammarError:
+            pieces = [piece for test in passed if not isinstance(test, tuple) for piece in self._pieces(test)]
+            low = max([piece.min_length for piece in pieces if isinstance(piece, Text)], default=0)
+            if not has_witness_in_parts(inside, failing, self._written_names, low):
+                raise
+            is_empty = False
+        return ast.NOTHING if is_empty else node
 
     @cached_property
     def _written_names(self) -> frozenset[bytes]:
         return frozenset(map(json_text.bytes_inside, self.names))
 
+    def _pieces(self, names: Shape) -> list[Scalar]:
+        return self._algebra.pieces(names, "string")
+
     def _test_node(self, test: _Test, *, wide: bool) -> Node:
         if isinstance(test, tuple):
             return text_language.spelled_patterns(test, wide)
-        pieces = self._algebra.pieces(test, "string")
+        pieces = self._pieces(test)
         if wide:  # everything but what surely fails
             failing = self._algebra.pieces_outside(test, "string")
             return ast.Difference(ast.star(json_text.NAME_CHAR), ast.alternation(*map(_spelled, failing)))

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.automata.products.witness import has_witness
+from graftlm.core.grammar.automata.products.witness import has_witness, has_witness_in_parts
 from graftlm.core.grammar.regex.regex import parse
 
 PATTERNS = st.sampled_from(
@@ -25,7 +25,8 @@ def test_a_language_with_a_witness_is_not_empty(passed: list[str], failed: list[
     minus = [ast.NOTHING if pattern == "[]" else parse(pattern) for pattern in failed]
     listed = ast.alternation(*(ast.literal(text.decode()) for text in texts))
     whole = items[0] if len(items) == 1 else ast.Intersection(tuple(items))
-    if has_witness(items, minus, texts) or has_witness(items, minus, texts, at_once=True):
+    found = [has_witness(items, minus, texts), has_witness(items, minus, texts, at_once=True)]
+    if any(found) or has_witness_in_parts([whole], minus, texts):
         assert not product.is_empty(ast.Difference(whole, ast.alternation(*minus, listed)))
 
 
@@ -50,3 +51,12 @@ def test_there_is_no_witness_of_an_empty_language() -> None:
     assert not has_witness([parse("a")], [parse("a*")], set())
     assert not has_witness([parse("ab")], [], {b"ab"})
     assert not has_witness([ast.NOTHING], [], set())
+
+
+def test_a_witness_is_found_where_an_automaton_is_too_large() -> None:
+    long = ast.Intersection((parse("[a-z]+(-[a-z]+)*"), parse("(?s:.){1,30000}")))
+    assert not has_witness([long], [parse("a*")], {b"0"})
+    assert has_witness_in_parts([long], [parse("a*")], {b"0"})
+    assert has_witness_in_parts([ast.Difference(ast.alternation(parse("b{30000}"), long), parse("a*"))], [], set())
+    assert has_witness_in_parts([long, parse("(?s:.{100,})")], [], set(), 100)
+    assert not has_witness_in_parts([long, parse("[0-9]+")], [], set())

@@ -43,3 +43,25 @@ def test_an_alternative_that_requires_a_forbidden_name_excludes_nothing(required
     for names in (names for size in range(4) for names in combinations("abc", size)):
         value = {name: True if name == "a" else None for name in names}
         assert allows(grammar, compact(value)) == validator.is_valid(value), value
+
+
+URL = {"format": "uri", "minLength": 1, "maxLength": 2083}
+LONG = "x" * 2083
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"propertyNames": URL}, [{}, {"http://a.b/c": 1}], [{"x": 1}, {f"a:{LONG}": 1}, {"a:": "b"}]),
+        ({"propertyNames": {**URL, "minLength": 500}}, [{f"a:{'x' * 500}": 1}], [{"a:": 1}]),
+        ({"propertyNames": URL, "properties": {"a:": {}}, "required": ["a:"]}, [{"a:": 1, "b:": 2}], [{"b:": 2}]),
+        ({"propertyNames": {"allOf": [URL, {"pattern": "^https://"}]}}, [{"https://a": 1}], [{"http://a": 1}]),
+        ({"propertyNames": {"anyOf": [URL, {"const": "x"}]}}, [{"x": 1, "a:": 2}], [{"y": 1}]),
+        ({"propertyNames": {"maxLength": 2083, "not": {"format": "uri"}}}, [{"x": 1}], [{"a:": 1}, {LONG + "x": 1}]),
+        ({"propertyNames": {**URL, "pattern": "^[0-9]+$"}}, [{}], [{"1": 1}]),
+    ],
+)
+def test_names_may_have_a_format_or_a_pattern_and_be_long(schema: dict[str, Any], right: Any, wrong: Any) -> None:
+    grammar = compiled({"type": "object", "additionalProperties": {"type": "integer"}, **schema})
+    assert all(allows(grammar, compact(value)) for value in right)
+    assert not any(allows(grammar, compact(value)) for value in wrong)
