@@ -87,7 +87,7 @@ def prepare_llguidance(tokenizer: Tokenizer) -> None:
     this where nobody waits for an answer, as `graftlm serve` does while it loads.
     """
     with suppress(Exception):  # the request that needs it meets the error
-        from graftlm.core.grammar.engines.llguidance import tokenizer_of
+        from graftlm.core.grammar.engines.byte_tokenizer import tokenizer_of
 
         tokenizer_of(vocabulary_of(tokenizer))
 

@@ -58,7 +58,7 @@ def xgrammar_mask(matcher: Any, vocabulary: Vocabulary) -> MaskRow:
 def _llguidance(source: str, vocabulary: Vocabulary) -> Any:
     from llguidance import LLMatcher
 
-    from graftlm.core.grammar.engines.llguidance import tokenizer_of
+    from graftlm.core.grammar.engines.byte_tokenizer import tokenizer_of
 
     matcher = LLMatcher(tokenizer_of(vocabulary), source, log_level=0)
     if matcher.is_error():

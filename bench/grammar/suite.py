@@ -77,7 +77,7 @@ def llguidance(schema: Any) -> Accepts:
     """llguidance alone, with its own reading of schemas."""
     from llguidance import LLMatcher
 
-    from graftlm.core.grammar.engines.llguidance import tokenizer_of
+    from graftlm.core.grammar.engines.byte_tokenizer import tokenizer_of
 
     text = json.dumps(schema)
     if isinstance(schema, dict):

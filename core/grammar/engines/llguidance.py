@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -12,14 +13,15 @@ from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.automata.stack.positions import INFINITE, TooManyStates
 from graftlm.core.grammar.automata.stack.pushdown import Place, Pushdown
 from graftlm.core.grammar.budget import limited
+from graftlm.core.grammar.engines.byte_tokenizer import tokenizer_of
 from graftlm.core.grammar.engines.lark.lark import TOO_MANY_SYMBOLS
-from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
+from graftlm.core.grammar.engines.library import LibraryMatcher, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 _T = TypeVar("_T")
 
@@ -56,12 +58,6 @@ class LlguidanceGrammar:
         language  the same language, which knows how every text ends; without it endings are searched for
         is_wider  whether that has texts which llguidance's lexer, always taking the longest match, does not find
         """
-        from llguidance import LLMatcher, LLParserLimits
-
-        # as many items as a long object has members that may come next
-        limits = LLParserLimits(
-            max_items_in_row=_MAX_ITEMS, step_max_items=10 * _MAX_ITEMS, step_lexer_fuel=_LEXER_FUEL
-        )
         self.vocabulary = vocabulary
         self._make_language = language
         self.is_wider = is_wider
@@ -69,11 +65,22 @@ class LlguidanceGrammar:
         self.start_mask: MaskRow | None = None
         """What may come first, once that was computed."""
 
-        self._start = LLMatcher(tokenizer_of(vocabulary), source, log_level=0, limits=limits)
-        if self._start.is_error():
-            reason = _reason(self._start)
+        self._lock = Lock()
+        self._start: LLMatcher | None = self._compiled()
+
+    def _compiled(self) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        # as many items as a long object has members that may come next
+        limits = LLParserLimits(
+            max_items_in_row=_MAX_ITEMS, step_max_items=10 * _MAX_ITEMS, step_lexer_fuel=_LEXER_FUEL
+        )
+        found = LLMatcher(tokenizer_of(self.vocabulary), self._source, log_level=0, limits=limits)
+        if found.is_error():
+            reason = _reason(found)
             too_large = next((words for sign, words in _TOO_LARGE.items() if sign in reason), None)
             raise LlguidanceRefusal(too_large or f"llguidance cannot compile the grammar: {reason}")
+        return found
 
     @classmethod
     def from_lark(
@@ -122,9 +129,26 @@ class LlguidanceGrammar:
             raise GrammarError("nothing can satisfy the constraint: no text matches it")
 
     def matcher(self) -> LlguidanceMatcher:
-        matcher = LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
-        matcher.grammar = self
+        start = self.start_but(None)
+        matcher = LlguidanceMatcher(start.deep_copy(), self.vocabulary)
+        matcher.grammar, matcher.start = self, start
         return matcher
+
+    def start_but(self, spent: LLMatcher | None) -> LLMatcher:
+        """The beginning of a text, whose lexer is not that of `spent`.
+
+        All copies of a matcher share its lexer; one that gave up, for a single text, takes nothing any more.
+        """
+        with self._lock:
+            if self._start is None or self._start is spent:
+                self._start = self._compiled()
+            return self._start
+
+    def forget_start(self, spent: LLMatcher) -> None:
+        """Let the next text begin with another lexer than `spent` has."""
+        with self._lock:
+            if self._start is spent:
+                self._start = None
 
 
 class LlguidanceMatcher(LibraryMatcher):
@@ -135,7 +159,7 @@ class LlguidanceMatcher(LibraryMatcher):
     matcher is not accepting: the text then runs until its budget is spent and may be cut.
     """
 
-    __slots__ = ("_ending", "_ids", "_language", "_places", "grammar")
+    __slots__ = ("_ending", "_ids", "_language", "_places", "grammar", "start")
 
     fills_outside_lock = True
     """`fill_mask` may run in a thread of its own, beside those of other matchers."""
@@ -149,6 +173,7 @@ class LlguidanceMatcher(LibraryMatcher):
         self._language: Pushdown | None = None  # that the places are of
         self._places: list[Place] = []  # after 0 tokens, 1, ...: as many as endings were asked for
         self.grammar: LlguidanceGrammar | None = None
+        self.start: LLMatcher | None = None  # of which the matcher is a copy
 
     def fill_mask(self, row: MaskRow) -> bool:
         if self._stopped:
@@ -161,6 +186,10 @@ class LlguidanceMatcher(LibraryMatcher):
         has_eos = bool(self._vocabulary.eos_token_ids)
         buffer = row if has_eos else np.zeros(_num_words(self._vocabulary), np.int32)
         self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
+        if self._matcher.is_error() and self._begun_anew():
+            self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
+            if self._matcher.is_error() and self.grammar is not None and self.start is not None:
+                self.grammar.forget_start(self.start)
         self._check()
         if not has_eos:
             row[:] = buffer[: len(row)]
@@ -172,8 +201,18 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def _consume(self, token_ids: list[int]) -> int:
         num_consumed = int(self._matcher.try_consume_tokens(token_ids))
+        if num_consumed < len(token_ids) and self._matcher.is_error() and self._begun_anew():
+            num_consumed = int(self._matcher.try_consume_tokens(token_ids))
         self._ids += token_ids[:num_consumed]
         return num_consumed
+
+    def _begun_anew(self) -> bool:
+        """Read the text so far with another lexer: another text may have been too much for the one that they shared."""
+        if self.grammar is None or self.start is None or self.grammar.start_mask is None:  # nothing ever came first
+            return False
+        self.start = self.grammar.start_but(self.start)
+        self._matcher = self.start.deep_copy()
+        return int(self._matcher.try_consume_tokens(self._ids)) == len(self._ids)
 
     def _copy(self) -> LLMatcher:
         return self._matcher.deep_copy()
@@ -191,7 +230,8 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def fork(self) -> LlguidanceMatcher:
         twin: LlguidanceMatcher = super().fork()
-        twin._ending, twin._ids, twin.grammar = self._ending, self._ids.copy(), self.grammar
+        twin._ending, twin._ids = self._ending, self._ids.copy()
+        twin.grammar, twin.start = self.grammar, self.start
         twin._language, twin._places = self._language, self._places.copy()
         return twin
 
@@ -318,31 +358,6 @@ class LlguidanceMatcher(LibraryMatcher):
         written = [int(i) for i in allowed[:4096] if self._has_bytes(int(i))]
         solid = [i for i in written if not set(self._vocabulary.tokens[i]) <= _BLANK]
         return min(solid or written, key=lambda i: len(self._vocabulary.tokens[i]), default=None)
-
-
-class _ByteTokenizer:
-    """The tokenizer interface that llguidance's TokenizerWrapper expects."""
-
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        ends = vocabulary.eos_token_ids
-        self.tokens = vocabulary.tokens if ends else [*vocabulary.tokens, b""]
-        self.eos_token_id = ends[0] if ends else vocabulary.vocab_size
-        self.special_token_ids = [i for i, data in enumerate(self.tokens) if not data]
-        self._vocabulary = vocabulary
-
-    def __call__(self, data: bytes | str) -> list[int]:
-        return self._vocabulary.encode(data.encode() if isinstance(data, str) else data)
-
-
-def _build_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    return LLTokenizer(TokenizerWrapper(_ByteTokenizer(vocabulary)))
-
-
-tokenizer_of = PerVocabulary(_build_tokenizer)
 
 
 def _allowed(row: MaskRow, token_id: int) -> bool:

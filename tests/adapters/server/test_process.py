@@ -20,7 +20,7 @@ import pytest
 from graftlm import Runtime
 from graftlm.adapters.server.process import load
 from graftlm.core.constraint import vocabulary_of
-from graftlm.core.grammar.engines.llguidance import tokenizer_of
+from graftlm.core.grammar.engines.byte_tokenizer import tokenizer_of
 from tests.served import Served, started
 
 LONG: dict[str, Any] = {

@@ -13,6 +13,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.stack import positions
 from graftlm.core.grammar.compile import Grammar
+from graftlm.core.grammar.engines import llguidance
 from graftlm.core.grammar.engines.lark.lark import to_lark
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 from graftlm.core.grammar.matcher import Matcher
@@ -169,6 +170,30 @@ def test_texts_do_not_use_up_the_states_of_a_combination(monkeypatch: pytest.Mon
         assert matcher.advance(list(begun.encode())) == len(begun)
         assert matcher.min_tokens_to_accept() == (54 if i else 58)
         assert matcher.advance(matcher.ending([])) > 50 and matcher.accepting
+
+
+HEAVY = {"^[a-z]{1,3000}-x": {"type": "string"}, "^x[a-z-]{1,3000}$": {"type": "string", "maxLength": 3}}
+
+
+def test_a_text_that_is_too_much_for_the_lexer_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llguidance, "_LEXER_FUEL", 100_000)
+    grammar = compiled({"type": "object", "patternProperties": HEAVY, "additionalProperties": {"type": "integer"}})
+    begun, ended, heavy, late = (grammar.matcher() for _ in range(4))
+    for matcher, start in ((begun, '{"q'), (ended, '{"q":1}'), (heavy, '{"xa-'), (late, "{")):
+        assert matcher.advance(list(start.encode())) == len(start)
+    twin = begun.fork()
+    with pytest.raises(GrammarError, match="gave up"):
+        allowed(heavy)
+    assert ord('"') in allowed(late) and late.advance(list(b'"q')) == 2
+    for matcher in (begun, twin, late):
+        assert ord('"') in allowed(matcher)
+        assert matcher.advance(list(b'":')) == 2 and ord("1") in allowed(matcher) and ord("a") not in allowed(matcher)
+        assert matcher.advance(list(b"1}")) == 2 and matcher.accepting
+        matcher.rollback(3)
+        assert ord(":") in allowed(matcher)
+    assert ended.accepting and allowed(ended) == {256}
+    fresh = grammar.matcher()
+    assert fresh.advance(list(b'{"q":1}')) == 7 and fresh.accepting
 
 
 def test_a_combination_of_formats_and_patterns_used_to_stop_at_its_first_character() -> None:
