@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from graftlm.core.config import EngineConfig
+from graftlm.core.model.embedded import sprout_path
+from graftlm.core.model.loop_shapes import shapes_of
 from graftlm.kernels.cpu.compiled import loop_cache, object_code
 from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
 
@@ -19,31 +25,55 @@ COLD_PAIRS = int(os.environ.get("GRAFTLM_COLD_PAIRS", "1"))
 SHAPES = LoopShapes(group=3, head_dim=16, bfloat16=False, capped=False)
 
 
+SPROUT = shapes_of(json.loads(sprout_path().joinpath("config.json").read_text()), EngineConfig())
+
+
+@contextmanager
+def cache_in(path: Path) -> Iterator[Path]:
+    """The folder of loops below `path`, while the package has no object code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(object_code, "_archives", lambda: ())
+        patch.setenv("GRAFTLM_CACHE_DIR", str(path))
+        loop_cache.folder.cache_clear()
+        found = loop_cache.folder()
+        assert found is not None
+        try:
+            yield found
+        finally:
+            loop_cache.folder.cache_clear()
+
+
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    monkeypatch.setattr(object_code, "_archives", lambda: ())
-    monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(tmp_path))
-    loop_cache.folder.cache_clear()
-    found = loop_cache.folder()
-    assert found is not None
-    yield found
-    loop_cache.folder.cache_clear()
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with cache_in(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which processes have compiled all loops of the embedded model."""
+    path = tmp_path_factory.mktemp("compiled")
+    with cache_in(path):
+        loop_cache.start(SPROUT)
+        assert loop_cache.compiling()
+        assert loop_cache.wait_for(lambda: None) is None  # ends when they do
+    return path
 
 
 def test_processes_compile_all_parts_and_a_second_start_finds_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop_cache.start(SHAPES)
-    assert loop_cache.compiling()
-    assert loop_cache.wait_for(lambda: None) is None  # ends when they do
+    group, dim, half = SPROUT.group, SPROUT.head_dim, int(SPROUT.bfloat16)
     loops = (
-        *("decode_attention-3-16-16-0-0", "prefill_attention-3-16-16-0", "matmul-0-1", "matmul-0-0"),
-        *("norm-0", "rotation-0", "silu_mul-0", "decoder_layers-0"),
+        *(f"decode_attention-{group}-{dim}-{dim}-{half}-0", f"prefill_attention-{group}-{dim}-{dim}-{half}"),
+        *(f"matmul-{half}-1", f"matmul-{half}-0"),
+        *(f"norm-{half}", f"rotation-{half}", f"silu_mul-{half}", f"decoder_layers-{half}"),
     )
-    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.loop" for name in loops)
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
-    loop_cache.start(SHAPES)
-    assert not loop_cache.compiling()
+    with cache_in(compiled) as folder:
+        assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.loop" for name in loops)
+        monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
+        loop_cache.start(SPROUT)
+        assert not loop_cache.compiling()
 
 
 def test_a_version_that_is_used_used_to_be_deleted_where_newer_ones_were_compiled(folder: Path) -> None:
@@ -78,10 +108,14 @@ for _ in range(2):
 """
 
 
-def test_a_package_of_another_platform_runs_with_one_line_that_says_so(tmp_path: Path) -> None:
+def test_a_package_of_another_platform_runs_with_one_line_that_says_so(compiled: Path, tmp_path: Path) -> None:
     if object_code.TARGETS[-1].fits():
         pytest.skip("this is the other platform")
     object_code.write_archive(tmp_path / "objects/aarch64.zip", {})
+    shutil.copytree(compiled, tmp_path / "cache")
+    missing = [*tmp_path.glob("cache/cpu-loops/*/norm-*"), *tmp_path.glob("cache/cpu-loops/*/silu_mul-*")]
+    for path in missing:
+        path.unlink()
     lines = []
     for _ in range(2):
         done = subprocess.run(
@@ -93,6 +127,7 @@ def test_a_package_of_another_platform_runs_with_one_line_that_says_so(tmp_path:
         )
         assert done.returncode == 0, done.stderr
         lines.append(done.stderr.splitlines())
+    assert len(missing) == 2 and all(path.exists() for path in missing)  # its first process has compiled them
     (line,), later = lines
     assert "the package has it for aarch64; it is compiled now" in line
     assert later == []
