@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
@@ -16,6 +17,7 @@ from graftlm.core.grammar.schema.text.branches import (
     accepts,
     branch,
     decide,
+    leaf_set,
     leaves,
 )
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 State = tuple[int, Formula, tuple[int, ...]]
 """How many items there are (as far as it matters), what is left to hold, how many items each `contains` has met."""
+
+_Item = tuple[Node, Formula, tuple[int, ...]]
+"""What an item may be, what that leaves to hold, and which counts go up."""
 
 _FEW_CASES = 4
 _FEW_ITEMS = 16
@@ -40,7 +45,17 @@ class Items:
         self._work: list[tuple[State, int]] = []
         self._arrays = [leaf for leaf in leaves(formula) if isinstance(leaf, Array)]
         self._wanted = [(leaf, wanted) for leaf in self._arrays for wanted in leaf.contains]
+        self._enough = [_enough(wanted.least, wanted.most) for _, wanted in self._wanted]
+        self._bounded = [
+            (i, leaf, wanted.most) for i, (leaf, wanted) in enumerate(self._wanted) if wanted.most is not None
+        ]
+        self._counted: dict[Shape, list[tuple[int, int, int | None]]] = {leaf: [] for leaf in self._arrays}
+        for i, (leaf, wanted) in enumerate(self._wanted):
+            self._counted[leaf].append((i, wanted.least, wanted.most))
         self._growing = [leaf for leaf in self._arrays if _keeps_holding(leaf)]
+        self._longest = max(len(leaf.prefix) for leaf in self._arrays)
+        self._highs = sorted({leaf.max_items for leaf in self._arrays if leaf.max_items is not None})
+        self._items: dict[tuple[tuple[int, int], Formula, tuple[int, ...]], list[_Item]] = {}
         self._last = max(
             max(len(leaf.prefix), leaf.min_items, 0 if leaf.max_items is None else leaf.max_items + 1)
             for leaf in self._arrays
@@ -70,6 +85,21 @@ class Items:
         position, formula, counts = state
         if accepts(formula, lambda leaf, holds: self._holds(leaf, position, counts) == holds):
             self._walk.accept(here)
+        asking = tuple([i for i, enough in enumerate(self._enough) if counts[i] < enough])
+        for node, after, ups in self._items_at(position, formula, asking):
+            grown = tuple([count + ups.count(k) for k, count in enumerate(counts)]) if ups else counts
+            target = self._next(position + 1, after, grown)
+            self._walk.write(here, position > 0, self._walk.way(node, self._place(target)))
+
+    def _items_at(self, position: int, formula: Formula, asking: tuple[int, ...]) -> list[_Item]:
+        """What may come next where only `asking` still count: the same after many items, and for many counts."""
+        key = ((min(position, self._longest), bisect_right(self._highs, position)), formula, asking)
+        found = self._items.get(key)
+        if found is None:
+            found = self._items[key] = self._look_at_items(position, formula, asking)
+        return found
+
+    def _look_at_items(self, position: int, formula: Formula, asking: tuple[int, ...]) -> list[_Item]:
         questions: dict[Shape, tuple[list[Shape], list[int]]] = {}
         for leaf in leaves(formula):
             assert isinstance(leaf, Array)
@@ -79,28 +109,29 @@ class Items:
                 formula = decide(formula, frozenset({leaf}), False)
             elif item != ANYTHING:
                 questions.setdefault(item, ([], []))[0].append(leaf)
-        for i, (leaf, wanted) in enumerate(self._wanted):
-            if leaf in leaves(formula) and counts[i] < _enough(wanted.least, wanted.most):
+        alive = leaf_set(formula)
+        for i in asking:
+            leaf, wanted = self._wanted[i]
+            if leaf in alive:
                 questions.setdefault(wanted.shape, ([], []))[1].append(i)
         asked = [Question(shape, frozenset(fails), tuple(ups)) for shape, (fails, ups) in questions.items()]
+        found = []
         for value, (after, ups) in branch(formula, asked, self._lowering.algebra.reduced):
             node = self._lowering.value(value)
-            if node == ast.NOTHING:
-                continue
-            grown = tuple(count + ups.count(k) for k, count in enumerate(counts))
-            target = self._next(position + 1, after, grown)
-            self._walk.write(here, position > 0, self._walk.way(node, self._place(target)))
+            if node != ast.NOTHING:
+                found.append((node, after, ups))
+        return found
 
     def _next(self, position: int, formula: Formula, counts: tuple[int, ...]) -> State:
         """A state in which nothing is told apart that makes no difference any more."""
-        for i, (leaf, wanted) in enumerate(self._wanted):
-            if wanted.most is not None and counts[i] > wanted.most:
+        for i, leaf, most in self._bounded:
+            if counts[i] > most:
                 formula = decide(formula, frozenset({leaf}), False)
         settled = frozenset([leaf for leaf in self._growing if self._holds(leaf, position, counts)])
         if settled:  # an array that is known to hold takes no more states, nor do its alternatives
             formula = decide(formula, settled, True)
-        alive = leaves(formula)
-        kept = tuple(count if leaf in alive else 0 for count, (leaf, _) in zip(counts, self._wanted, strict=True))
+        alive = leaf_set(formula)
+        kept = tuple([count if leaf in alive else 0 for count, (leaf, _) in zip(counts, self._wanted, strict=True)])
         return min(position, max(self._last, 1)), formula, kept
 
     def _holds(self, leaf: Shape, position: int, counts: tuple[int, ...]) -> bool:
@@ -108,11 +139,7 @@ class Items:
         if position < leaf.min_items or (leaf.max_items is not None and position > leaf.max_items):
             return False
         return all(
-            [
-                counts[i] >= wanted.least and (wanted.most is None or counts[i] <= wanted.most)
-                for i, (array, wanted) in enumerate(self._wanted)
-                if array == leaf
-            ]
+            [counts[i] >= least and (most is None or counts[i] <= most) for i, least, most in self._counted[leaf]]
         )
 
 

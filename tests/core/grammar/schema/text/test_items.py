@@ -47,6 +47,22 @@ def test_alternatives_of_contains_say_what_jsonschema_says() -> None:
         assert accepted(schema, values) == [validator.is_valid(value) for value in values]
 
 
+def test_bounds_and_items_with_a_place_of_their_own_count_beside_contains() -> None:
+    values = [list(items) for length in range(5) for items in product(["a", "b", "c"], repeat=length)]
+    pair = {"prefixItems": [{"const": "a"}, {"enum": ["a", "b"]}], "items": {"enum": ["b", "c"]}}
+    for alternatives in (
+        [{**pair, **contains("c")}, {**either("b", "c"), "maxItems": 1}, {"maxItems": 3, **contains("c")}],
+        [{**pair, "maxItems": 3}, {"contains": {"const": "a"}, "minContains": 2, "maxContains": 3, "maxItems": 4}],
+        [{"not": pair}, {**contains("b"), "minItems": 2, "maxItems": 2}, {**contains("c"), "maxItems": 1}],
+    ):
+        for word in ("anyOf", "oneOf"):
+            dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+            strings = {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 4}
+            schema = {**dialect, **strings, word: alternatives}
+            validator = jsonschema.Draft202012Validator(schema)
+            assert accepted(schema, values) == [validator.is_valid(value) for value in values]
+
+
 def test_an_alternative_that_one_item_has_settled_takes_no_more_places() -> None:
     pairs = [either(f"{letter}1", f"{letter}2") for letter in "abcd"]
     schema = {"type": "array", "items": {"type": "string"}, "allOf": pairs}
