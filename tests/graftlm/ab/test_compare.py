@@ -351,9 +351,10 @@ def test_wrong_arguments_are_errors(idle: Path, engines: list[str], options: dic
 
 
 def test_ctrl_c_leaves_a_partial_report_that_says_so(tmp_path: Path) -> None:
-    path, out = tmp_path / "slow.py", tmp_path / "out"
+    path, out, calls = tmp_path / "slow.py", tmp_path / "out", tmp_path / "calls"
     path.write_text(
-        "import time\ndef slow(model): return lambda text: time.sleep(0.2) or text\n"
+        f"import time\ndef answer(text):\n    open({str(calls)!r}, 'a').write(text)\n    time.sleep(0.1)\n"
+        "    return text\ndef slow(model): return answer\n"
         "def run(llm, inputs): return [llm(text) for text in inputs]\ndef inputs(): return ['a', 'b']\n"
     )
     command = [sys.executable, "-m", "graftlm", "ab", str(path), "--engines", "slow", "--rounds", "1000"]
@@ -365,7 +366,10 @@ def test_ctrl_c_leaves_a_partial_report_that_says_so(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
     worker = _child_of(process.pid)
-    time.sleep(6)  # some rounds of 0.2 s; at whatever moment it comes, a report is written
+    deadline = time.monotonic() + 60
+    while not calls.exists() or calls.stat().st_size < 12:  # some rounds
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # at whatever moment it comes, a report is written
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130
