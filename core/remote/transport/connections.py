@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections import deque
@@ -37,7 +38,7 @@ class Connections:
         self._tls: ssl.SSLContext | bool | None = None
 
     def open(self) -> None:
-        """Make a client, on any thread. Takes some 40 ms, and the first in a process a second for imports."""
+        """Make a client, on any thread. The first in a process takes a second for imports."""
         if not self._clients:
             self._idle.append((time.monotonic(), self._new()))
 
@@ -87,12 +88,44 @@ class Connections:
         return client
 
 
+_contexts: dict[tuple[object, ...], ssl.SSLContext] = {}
+"""The context that was made last, by what it was made of."""
+
+
 def _tls_context(openai: Any) -> ssl.SSLContext | bool:
     """The certificates that the SDK's HTTP library trusts, which take 30 ms to read; True leaves it to each client.
 
-    The SDK uses httpx or httpx2, by its version. Neither is imported here.
+    The SDK uses httpx or httpx2, by its version. Neither is imported here. Endpoints of a process share what is read
+    from the same files: programs that open one for each task spent most of their time on it.
     """
+    import ssl
+
     library = sys.modules[openai.DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0]]
     make = getattr(library, "create_ssl_context", None)
-    context: ssl.SSLContext | bool = True if make is None else make()
+    if make is None:
+        return True
+    key = (make, ssl.SSLContext, ssl.create_default_context, *_certificate_files())
+    context: ssl.SSLContext | None = _contexts.get(key)
+    if context is None:
+        context = make()
+        if type(context).__module__ == "ssl":  # others, that ask the system, change with each connection
+            _contexts.clear()
+            _contexts[key] = context
     return context
+
+
+def _certificate_files() -> list[tuple[str, int, int]]:
+    """Where certificates may be read from, when each was changed, and its size; 0 where there is nothing."""
+    import ssl
+
+    paths = ssl.get_default_verify_paths()
+    named = [os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", "")]
+    found: list[tuple[str, int, int]] = []
+    for name in (*named, paths.openssl_cafile, paths.openssl_capath):
+        try:
+            status = os.stat(name)
+        except OSError:
+            found.append((name, 0, 0))
+        else:
+            found.append((name, status.st_mtime_ns, status.st_size))
+    return found

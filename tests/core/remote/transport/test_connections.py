@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+import certifi
 import openai
+import pytest
 
 import graftlm as gl
 from graftlm.core.remote.config import EndpointConfig
@@ -75,3 +78,21 @@ def test_all_connections_trust_the_certificates_of_the_sdks_http_library() -> No
     context = _tls_context(openai)
     assert isinstance(context, ssl.SSLContext)
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_endpoints_share_their_certificates_until_the_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = "-----END CERTIFICATE-----\n"
+    first, second, *_ = Path(certifi.where()).read_text().split(end)
+    path = tmp_path / "trusted.pem"
+    path.write_text(first + end)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    found = [_tls_context(openai), _tls_context(openai)]
+    path.write_text(first + end + second + end)
+    found.append(_tls_context(openai))
+    monkeypatch.delenv("SSL_CERT_FILE")
+    found.append(_tls_context(openai))
+    assert all(isinstance(context, ssl.SSLContext) for context in found)
+    assert [len(context.get_ca_certs()) for context in found[:3]] == [1, 1, 2]
+    assert found[0] is found[1] and len({*map(id, found)}) == 3
