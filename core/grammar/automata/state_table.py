@@ -129,12 +129,12 @@ class StateTable(ABC):
     @cached_property
     def degrees(self) -> npt.NDArray[np.int16]:
         """int16 [num_states]: `degree` of each."""
-        return np.array(self._degrees, np.int16)
+        return np.frombuffer(self._degrees, np.int16)
 
     @property
     def singles(self) -> npt.NDArray[np.int16]:
         """int16 [num_states]: the one byte that each singular state reads, -1 for the others."""
-        return np.array(self._singles, np.int16)
+        return np.frombuffer(self._singles, np.int16)
 
     @cached_property
     def _degrees(self) -> array[int]:
