@@ -129,13 +129,13 @@ class LlguidanceGrammar:
             raise GrammarError("nothing can satisfy the constraint: no text matches it")
 
     def matcher(self) -> LlguidanceMatcher:
-        start = self.start_but(None)
+        start = self.start_other_than(None)
         matcher = LlguidanceMatcher(start.deep_copy(), self.vocabulary)
         matcher.grammar, matcher.start = self, start
         return matcher
 
-    def start_but(self, spent: LLMatcher | None) -> LLMatcher:
-        """The beginning of a text, whose lexer is not that of `spent`.
+    def start_other_than(self, spent: LLMatcher | None) -> LLMatcher:
+        """The matcher at the beginning of a text, compiled anew where it is `spent`; None takes it as it is.
 
         All copies of a matcher share its lexer; one that gave up, for a single text, takes nothing any more.
         """
@@ -145,7 +145,7 @@ class LlguidanceGrammar:
             return self._start
 
     def forget_start(self, spent: LLMatcher) -> None:
-        """Let the next text begin with another lexer than `spent` has."""
+        """Have the matcher at the beginning compiled anew for the next text, if it is `spent`."""
         with self._lock:
             if self._start is spent:
                 self._start = None
@@ -210,7 +210,7 @@ class LlguidanceMatcher(LibraryMatcher):
         """Read the text so far with another lexer: another text may have been too much for the one that they shared."""
         if self.grammar is None or self.start is None or self.grammar.start_mask is None:  # nothing ever came first
             return False
-        self.start = self.grammar.start_but(self.start)
+        self.start = self.grammar.start_other_than(self.start)
         self._matcher = self.start.deep_copy()
         return int(self._matcher.try_consume_tokens(self._ids)) == len(self._ids)
 
