@@ -104,6 +104,7 @@ def _tls_context(openai: Any) -> ssl.SSLContext | bool:
     make = getattr(library, "create_ssl_context", None)
     if make is None:
         return True
+    # packages that ask the system for certificates replace the names of `ssl`
     key = (make, ssl.SSLContext, ssl.create_default_context, *_certificate_files())
     context: ssl.SSLContext | None = _contexts.get(key)
     if context is None:
@@ -115,7 +116,7 @@ def _tls_context(openai: Any) -> ssl.SSLContext | bool:
 
 
 def _certificate_files() -> list[tuple[str, int, int]]:
-    """Where certificates may be read from, when each was changed, and its size; 0 where there is nothing."""
+    """-> (path, last change in ns, size in bytes) of what certificates are read from; zeros where it is missing."""
     import ssl
 
     paths = ssl.get_default_verify_paths()

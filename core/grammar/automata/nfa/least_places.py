@@ -29,7 +29,7 @@ def check_places(node: Node, most: int, *, counters: bool = True) -> None:
 
 
 def takes_more_places(node: Node, most: int, *, counters: bool = True) -> bool:
-    """Whether that is sure."""
+    """Whether an automaton of `node` takes more than `most` places for sure; the count is a lower bound."""
     return _LeastPlaces(counters).of(node) > most
 
 
