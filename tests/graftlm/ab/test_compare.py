@@ -368,9 +368,9 @@ def test_ctrl_c_leaves_a_partial_report_that_says_so(tmp_path: Path) -> None:
     worker = _child_of(process.pid)
     deadline = time.monotonic() + 60
     while not calls.exists() or calls.stat().st_size < 12:  # some rounds
-        assert time.monotonic() < deadline
-        time.sleep(0.05)  # at whatever moment it comes, a report is written
-    process.send_signal(signal.SIGINT)
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)  # at whatever moment it comes, a report is written
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert said.lstrip().startswith("The run was interrupted: these are partial figures.")
