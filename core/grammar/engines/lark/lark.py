@@ -14,6 +14,7 @@ from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import minimal, product
 from graftlm.core.grammar.engines.lark.optional_row import is_optional_row
 from graftlm.core.grammar.engines.lark.segments import Segments, depth
+from graftlm.core.grammar.engines.lark.short_regex import short_regex
 from graftlm.core.grammar.engines.lark.walk import Walk
 from graftlm.core.grammar.engines.lark.words import ITSELF, is_rule, is_short, joined, pair
 from graftlm.core.grammar.engines.regex_text import char_class, plain
@@ -64,6 +65,7 @@ class _LarkWriter(RuleWriter):
         self._terminals: dict[Node, str] = {}
         self._uses: dict[int | bytes, tuple[Node, str, str]] = {}  # by id or data; text, and the rule of later uses
         self._regular: dict[int, tuple[Node, bool]] = {}  # by id, with the node so that the id stays its own
+        self._regexes: dict[int, tuple[ast.Automaton, Node]] = {}  # likewise, of automata that are regular
         self._graphs: dict[int, tuple[ast.Graph, str]] = {}  # likewise, and how it is named
         self._optional: set[Node] = set()
         self._names_of_bodies: dict[str, str] = {}
@@ -261,6 +263,8 @@ class _LarkWriter(RuleWriter):
     def _new_use(self, node: Node) -> str:
         if isinstance(node, ast.Literal):
             return _string(node.data)
+        if self._regexes:
+            node = self._without_automata(node)
         name = self._terminal(node)
         if not ast.nullable(node):
             return name
@@ -270,6 +274,12 @@ class _LarkWriter(RuleWriter):
             self._optional.add(node)
             self._lines.append(f"{some}: {name} & /(?s:.+)/")
         return f"{some}?"
+
+    def _without_automata(self, node: Node) -> Node:
+        """`node`, which is regular, with regexes in place of its automata."""
+        if isinstance(node, ast.Automaton):
+            return self._regexes[id(node)][1]
+        return ast.map_children(self._without_automata, node)
 
     def _terminal(self, node: Node) -> str:
         if node not in self._terminals:
@@ -305,7 +315,7 @@ class _LarkWriter(RuleWriter):
                 raise AssertionError(node)
 
     def _is_regular(self, node: Node) -> bool:
-        """Whether a terminal can hold `node`; an automaton takes rules, as regexes have no states."""
+        """Whether a terminal can hold `node`; most automata take rules, as regexes have no states."""
         kind = type(node)
         if kind in _OF_RULES:
             return False
@@ -323,11 +333,16 @@ class _LarkWriter(RuleWriter):
                 found = self._is_regular(node.item)
             elif isinstance(node, ast.Difference):
                 found = self._is_regular(node.item) and self._is_regular(node.minus)
+            elif isinstance(node, ast.Automaton):
+                regex = short_regex(node)
+                found = regex is not None
+                if regex is not None:
+                    self._regexes[id(node)] = node, regex
             known = self._regular[id(node)] = (node, found)
         return known[1]
 
 
-_OF_RULES = frozenset({ast.Rule, ast.Graph, ast.Automaton})
+_OF_RULES = frozenset({ast.Rule, ast.Graph})
 _PLAIN = frozenset({ast.Literal, ast.CharSet})
 
 

@@ -200,17 +200,33 @@ def _float_automaton() -> Node:
 
 
 def _multiples(steps: tuple[Decimal, ...], integer: bool, num_whole: int | None = None) -> Node:
-    """An automaton that reads the number modulo the least common multiple of `steps`.
+    """Decimals of few enough places, or an automaton that reads the number modulo the common multiple of `steps`.
 
     num_whole  at most so many digits before the point
     """
     modulus, places = _modulus(steps, integer)
+    if modulus == 1 and places <= MAX_DIGITS:  # each nests in the one before
+        return _decimals(None if integer else places, num_whole)
     if modulus * (places + 1) > MAX_RESIDUES:
         raise GrammarError(
             f"multipleOf {', '.join(map(str, steps))} needs {modulus * (places + 1):,} states, the limit is "
             f"{MAX_RESIDUES:,}; use a smaller or rounder step"
         )
     return _residue_automaton(modulus, places, not integer, num_whole)
+
+
+def _decimals(places: int | None, num_whole: int | None) -> Node:
+    """Numbers with at most `places` digits after the point, and zeros after those; without a point where that is None.
+
+    The digits after the point are no counted repeat, which would take a counter.
+    """
+    most = None if num_whole is None else num_whole - 1
+    whole = ast.alternation(ZERO, ast.concat(NONZERO, ast.repeat(DIGIT, 0, most)))
+    digits = ast.concat(DIGIT if places else ZERO, ast.star(ZERO))
+    for _ in range((places or 1) - 1):
+        digits = ast.concat(DIGIT, ast.optional(digits))
+    fraction = EMPTY if places is None else ast.optional(ast.concat(POINT, digits))
+    return ast.concat(ast.optional(ast.literal("-")), whole, fraction)
 
 
 def _modulus(steps: tuple[Decimal, ...], integer: bool = False) -> tuple[int, int]:
