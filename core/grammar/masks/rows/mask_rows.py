@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -159,16 +158,10 @@ class MaskRows(ABC):
             return None
         if state not in self._loops:
             found = self_loop(self._automaton, state, self._vocabulary.trie.max_depth)
-            if found is not None:
-                found = _equal(found) if found.exits is not None or degree >= _WIDE_STATE else None
+            if found is not None and found.exits is None and degree < _WIDE_STATE:
+                found = None
             self._loops[state] = found
         return self._loops[state]
-
-
-@lru_cache(maxsize=1024)
-def _equal(loop: SelfLoop) -> SelfLoop:
-    """The first one that equals `loop`: schemas have the same few, and collections look at each that is kept."""
-    return loop
 
 
 def _forget_all() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 from graftlm.core.grammar.masks.trie.slices import CharClass
-from graftlm.core.grammar.masks.walks.escapes import Escapes
+from graftlm.core.grammar.masks.walks.escapes import read_escapes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,54 +52,91 @@ def self_loop(automaton: Dfa | Dpda, state: int, longest: int = 0) -> SelfLoop |
 
     longest  characters of the longest token: a repeat that is written out is followed so far
     """
-    first, rest = np.empty(128, np.uint8), np.empty(128, np.uint8)
+    flags, numbers = np.zeros((5, 128), np.uint8), np.empty(7, np.int64)
     table, classes, actions = automaton.moves
-    found, wide_first, wide_rest, register, maximum = _self_loop(table, classes, actions, state, first, rest)
+    found = _find(table, classes, actions, automaton.returns, automaton.degrees, state, longest, flags, numbers)
+    return _loop_of(flags.tobytes(), numbers.tobytes()) if found else None
+
+
+@lru_cache(maxsize=1024)
+def _loop_of(flags: bytes, numbers: bytes) -> SelfLoop:
+    """What `_find` found: schemas have the same few, and collections look at each that is kept."""
+    first, rest, exits, escaped, others = (flags[at : at + 128] for at in range(0, len(flags), 128))
+    wide_first, wide_rest, register, maximum, room, leaves, escapes = np.frombuffer(numbers, np.int64).tolist()
+    chars = CharClass(first, rest, bool(wide_first), bool(wide_rest), escaped if escapes else b"")
+    known = None if not leaves else exits + others if escapes else exits
+    return SelfLoop(chars, None if register < 0 else register, maximum, None if room < 0 else room, known)
+
+
+@loop("b1(i4[:,::1], u1[::1], i4[:,::1], b1[::1], i2[::1], i8, i8, u1[:,::1], i8[::1])", quick=True)
+def _find(
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    actions: Int32Array,
+    returns: npt.NDArray[np.bool_],
+    degrees: npt.NDArray[np.int16],
+    state: int,
+    longest: int,
+    flags: npt.NDArray[np.uint8],
+    numbers: npt.NDArray[np.int64],
+) -> bool:
+    """Fill `flags`, which are 0, and `numbers` with what a SelfLoop has. -> whether `state` has one
+
+    flags    uint8 [5, 128], per ASCII byte: first, rest, exits, escapes that are characters, other escapes
+    numbers  int64 [7]: wide first, wide rest, register or -1, maximum, room or -1, whether exits are known, and
+             whether escapes are characters
+    """
+    first, rest, exits, escaped, others = flags[0], flags[1], flags[2], flags[3], flags[4]
+    states, num_states = np.zeros(4, np.int32), 1
+    states[0] = state
+    room, num_more = -1, 0
+    found, wide_first, wide_rest, register, maximum = _repeat(table, classes, actions, state, first, rest)
+    leaves = found and wide_first == wide_rest and np.array_equal(first, rest)
+    if leaves:
+        effect = table[state, classes[_least(rest)]]
+        for k in range(3 if effect < 0 else 1):
+            target = actions[-effect, 3 + k] if effect < 0 else effect
+            if target != 0 and target != state:
+                states[num_states] = target
+                num_states += 1
+        for i in range(num_states):
+            leaves = leaves and _leaves(table, classes, returns, degrees, states[i], wide_first, rest, exits)
     if not found:
-        return _written_out(automaton, state, longest)
-    chars = CharClass(first.tobytes(), rest.tobytes(), bool(wide_first), bool(wide_rest))
-    exits = None
-    if wide_first == wide_rest and chars.first == chars.rest:
-        character = chars.rest.index(1)
-        effect = int(table[state, classes[character]])
-        states = {state, *([effect] if effect > 0 else actions[-effect, 3:6].tolist())} - {0}
-        exits = _exits(automaton, states, rest, bool(wide_rest))
-        escapes = Escapes.of(automaton, states, character) if exits is not None else None
-        if exits is not None and escapes is not None:
-            chars, exits = replace(chars, escaped=escapes.characters), exits + escapes.others
-    return SelfLoop(chars, None if register < 0 else int(register), int(maximum), exits=exits)
+        num_more, wide = (
+            _room(table, classes, returns, degrees, state, longest, first, exits) if longest > 0 else (0, 0)
+        )
+        if num_more == 0:
+            return False
+        rest[:] = first
+        wide_first = wide_rest = wide != 0
+        room = num_more if num_more < longest else -1
+        leaves = True
+    escapes = False
+    if leaves:
+        escaped[:] = 1
+        read = read_escapes(table, classes, returns, states[:num_states], num_more, _least(rest), escaped, others)
+        escapes = read and _least(escaped) < 128
+    else:
+        exits[:] = 0
+    if not escapes:
+        escaped[:] = 0
+        others[:] = 0
+    numbers[0], numbers[1], numbers[2], numbers[3] = wide_first, wide_rest, register, maximum
+    numbers[4], numbers[5], numbers[6] = room, leaves, escapes
+    return True
 
 
-def _exits(automaton: Dfa | Dpda, states: Iterable[int], rest: npt.NDArray[np.uint8], wide: bool) -> bytes | None:
-    exits = np.zeros(128, np.uint8)
-    for state in states:
-        if not _leaves_of(
-            automaton.table, automaton.classes, automaton.returns, automaton.degrees, state, wide, rest, exits
-        ):
-            return None
-    return exits.tobytes()
+@inner
+def _least(flags: npt.NDArray[np.uint8]) -> int:
+    """The first byte that is flagged, 128 for none."""
+    for byte in range(128):
+        if flags[byte]:
+            return byte
+    return 128
 
 
-def _written_out(automaton: Dfa | Dpda, state: int, longest: int) -> SelfLoop | None:
-    """A repeat up to some number, each character of which leads to a state of its own."""
-    if not longest:
-        return None
-    chars, exits = np.zeros(128, np.uint8), np.zeros(128, np.uint8)
-    room, wide = _room(
-        automaton.table, automaton.classes, automaton.returns, automaton.degrees, state, longest, chars, exits
-    )
-    if not room:
-        return None
-    flags = chars.tobytes()
-    found, leaving = CharClass(flags, flags, bool(wide), bool(wide)), exits.tobytes()
-    escapes = Escapes.of(automaton, (state,), flags.index(1), int(room))
-    if escapes is not None:
-        found, leaving = replace(found, escaped=escapes.characters), leaving + escapes.others
-    return SelfLoop(found, room=int(room) if room < longest else None, exits=leaving)
-
-
-@loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])", quick=True)
-def _self_loop(
+@inner
+def _repeat(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     actions: Int32Array,
@@ -181,21 +218,6 @@ def _wide(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, effect:
     return True
 
 
-@loop("b1(i4[:,::1], u1[::1], b1[::1], i2[::1], i8, b1, u1[::1], u1[::1])", quick=True)
-def _leaves_of(
-    table: Int32Array,
-    classes: npt.NDArray[np.uint8],
-    returns: npt.NDArray[np.bool_],
-    degrees: npt.NDArray[np.int16],
-    state: int,
-    wide: bool,
-    rest: npt.NDArray[np.uint8],
-    exits: npt.NDArray[np.uint8],
-) -> bool:
-    """`_leaves`, for Python."""
-    return _leaves(table, classes, returns, degrees, state, wide, rest, exits)
-
-
 @inner
 def _leaves(
     table: Int32Array,
@@ -242,7 +264,7 @@ def _leaves(
     return True
 
 
-@loop("UniTuple(i8, 2)(i4[:,::1], u1[::1], b1[::1], i2[::1], i8, i8, u1[::1], u1[::1])", quick=True)
+@inner
 def _room(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
@@ -253,7 +275,8 @@ def _room(
     chars: npt.NDArray[np.uint8],
     exits: npt.NDArray[np.uint8],
 ) -> tuple[int, int]:
-    """Fill `chars` with a flag per ASCII byte that `state` repeats, and `exits` with what else may follow.
+    """A repeat up to some number, each character of which leads to a state of its own: fill `chars` with a flag per
+    ASCII byte that `state` repeats, and `exits` with what else may follow.
 
     -> how often, at most `longest`, 0 for no repeat; and 1 where all characters beyond ASCII are repeated as well, 0
     where none is

@@ -15,7 +15,6 @@ from graftlm.core.grammar.compile import language_of
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.stack_masks import StackMasks
 from graftlm.core.grammar.masks.trie.slices import JSON_NAME, JSON_STRING, CharClass
-from graftlm.core.grammar.masks.walks.escapes import Escapes
 from graftlm.core.grammar.masks.walks.self_loops import self_loop
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.spec import JsonSchema, Options
@@ -123,6 +122,7 @@ def test_escapes_need_not_be_the_same_in_all_states_of_a_repeat() -> None:
     dfa = Dfa.compile(parse(r'"([^"\\]|\\[nt])([^"\\]|\\n)*"'), counters=False)
     place = dfa.walk(dfa.start, b'"a')
     assert place is not None
-    escapes = Escapes.of(dfa, (place[0],), ord("a"))
-    assert escapes is not None and np.flatnonzero(np.frombuffer(escapes.characters, np.uint8)).tolist() == [ord("n")]
-    assert Escapes.of(Dfa.compile(parse("[a-z]*")), (1,), ord("a")) is None
+    loop = self_loop(dfa, place[0], 20)
+    assert loop is not None and np.flatnonzero(np.frombuffer(loop.chars.escaped, np.uint8)).tolist() == [ord("n")]
+    plain = self_loop(Dfa.compile(parse("[a-z]*")), 1)
+    assert plain is not None and plain.chars.escaped == b""
