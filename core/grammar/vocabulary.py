@@ -25,6 +25,8 @@ Encode = Callable[[str], Sequence[int]]
 _MAX_REMEMBERED = 1 << 13
 _LONGEST_REMEMBERED = 64
 """Texts between two values of a JSON object, whose ids are kept: grammars share many of them."""
+_LONGEST_JOINED = 8
+"""Bytes behind a token among which the end of its word is sought: punctuation, mostly."""
 
 
 class Vocabulary:
@@ -179,6 +181,18 @@ class Vocabulary:
         if self._ends_word is None or not (token.isascii() and data.isascii()):
             return True
         return not self._ends_word(token.decode(), data.decode())
+
+    def num_joined(self, token_id: int, data: bytes) -> int:
+        """How many bytes of `data`, which this token joins, may be in one word with it: the ids of the others are those
+        that they have alone. All where that is not known.
+        """
+        token = self.tokens[token_id]
+        if self._ends_word is not None and token.isascii() and data.isascii():
+            before, text = token.decode(), data.decode()
+            for end in range(1, min(len(text), _LONGEST_JOINED)):
+                if self._ends_word(before + text[:end], text[end:]):
+                    return end
+        return len(data)
 
     def _spell(self, data: bytes) -> list[int]:
         if self._encode is not None and data.isascii():

@@ -12,7 +12,7 @@ from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.automata.forced_runs import forced_runs
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.engines.forced_texts import ForcedText, ForcedTexts
-from graftlm.core.grammar.masks.healing import encode_after, last_bytes, without_last
+from graftlm.core.grammar.masks.healing import LOOKBACK, encode_after, last_bytes, without_last
 from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
 from graftlm.core.grammar.masks.rows.packed_row import write
 from graftlm.core.grammar.matcher import MaskRow
@@ -113,14 +113,31 @@ class AutomatonGrammar(ABC):
         key = (place, last_token)
         found = self._forced.get(key)
         if found is None:
-            if last_token >= 0 and not self.vocabulary.joins(last_token, data):
-                found = self.forced(place, -1)
-            elif last_token < 0 and self._known is not None:
+            if last_token >= 0:
+                found = self._forced_behind(last_token, place, data)
+            elif self._known is not None:
                 found = self._known.ids(place)
             if found is None:
                 (found,) = self._healed(last_token, [(place, data, after)])
             _remember(self._forced, place, key, found)
         return found
+
+    def _forced_behind(self, last_token: int, place: Place, data: bytes) -> tuple[int, ...] | None:
+        """The healed tokens of `data`, forced at `place`, behind a token: those after nothing, but for the word
+        that the token may join. None where they have to be worked out.
+        """
+        vocabulary = self.vocabulary
+        if not vocabulary.joins(last_token, data):
+            return self.forced(place, -1)
+        num_joined = vocabulary.num_joined(last_token, data)
+        if num_joined == len(data) or not vocabulary.has_all_bytes:
+            return None
+        word, ids = data[:num_joined], self.forced(place, -1)
+        joined, alone = encode_after(vocabulary, (last_token,), word), vocabulary.encode(word)
+        if joined == alone:
+            return ids
+        # what is held back lies among the last tokens, which are the same
+        return (*joined, *ids[len(alone) :]) if len(ids) >= len(alone) + LOOKBACK else None
 
     def _healed(self, last_token: int, forced: Sequence[Forced]) -> list[tuple[int, ...]]:
         """The tokens of each text, but for the last ones where a longer token could follow from the place after it."""

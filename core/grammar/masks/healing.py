@@ -14,7 +14,8 @@ from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.masks.walks.trie_walk import first_continued
 from graftlm.core.grammar.vocabulary import Vocabulary
 
-_LOOKBACK = 4  # a longer token may begin within the last four tokens
+LOOKBACK = 4
+"""Tokens at the end of a text among which a longer one may begin."""
 
 
 def encode_after(vocabulary: Vocabulary, context: Sequence[int], data: bytes) -> list[int]:
@@ -38,7 +39,7 @@ def heal(vocabulary: Vocabulary, dfa: Dfa, after: Place, token_ids: list[int]) -
 
 def last_bytes(vocabulary: Vocabulary, token_ids: list[int]) -> bytes:
     """The bytes among which a longer token may begin."""
-    return vocabulary.decode(token_ids[-_LOOKBACK:])[-vocabulary.trie.max_depth :]
+    return vocabulary.decode(token_ids[-LOOKBACK:])[-vocabulary.trie.max_depth :]
 
 
 def without_last(vocabulary: Vocabulary, token_ids: list[int], num_bytes: int) -> list[int]:

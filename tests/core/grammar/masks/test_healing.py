@@ -10,7 +10,18 @@ from graftlm.core.grammar.regex.regex import parse
 from tests.core.grammar.vocabularies import bpe_vocabulary
 
 
-@pytest.mark.parametrize("pattern", ['","kind":"(a|b)', "100(a|b)", "name(,|;)", '":\\[[0-9]+\\]', " \n", "ü(a|b)"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        '","kind":"(a|b)',
+        ',"kind":{"of it":{"and so on":(a|b)',
+        "100(a|b)",
+        "name(,|;)",
+        '":\\[[0-9]+\\]',
+        " \n",
+        "ü(a|b)",
+    ],
+)
 def test_forced_tokens_are_those_of_the_token_before_and_the_forced_bytes_together(pattern: str) -> None:
     vocabulary = bpe_vocabulary()
     grammar = FsmGrammar.compile(parse(pattern), vocabulary)
