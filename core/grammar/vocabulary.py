@@ -95,6 +95,11 @@ class Vocabulary:
         return np.zeros(self.num_words, np.int32)
 
     @cached_property
+    def end_ids(self) -> Int32Array:
+        """`eos_token_ids`: int32, not to be written to."""
+        return np.array(self.eos_token_ids, np.int32)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Names the vocabulary by content: equal for equal tokens and end-of-sequence ids."""
         digest = hashlib.blake2b(repr(self.eos_token_ids).encode(), digest_size=16)

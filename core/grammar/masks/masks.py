@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
-from graftlm.core.grammar.masks.rows.packed_row import PackedRow
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow, empty_row
 from graftlm.core.grammar.masks.spelling import Spelling
 from graftlm.core.grammar.masks.walks.self_loops import SelfLoop
 from graftlm.core.grammar.masks.walks.trie_walk import allow_leaving, allow_tokens, allow_tokens_by_level
@@ -24,11 +24,11 @@ class Masks(MaskRows):
     def _compute(self, place: Place) -> PackedRow:
         dfa, vocabulary = self._dfa, self._vocabulary
         state = place[0]
+        row = empty_row(vocabulary.num_words)
         loop = self._self_loop(state)
         inside = None if loop is None else vocabulary.slices.get(loop.chars, loop.exits)
         if loop is None or inside is None:
             base = vocabulary.no_tokens
-            row = self._begin(base)
             if self._spelling is None:
                 digest = allow_tokens(vocabulary.trie, dfa, place, row)
             else:
@@ -38,16 +38,12 @@ class Masks(MaskRows):
             if loop.register is not None and loop.maximum >= 0:
                 room = loop.maximum - place[1 + loop.register]
             base = inside.row(room)
-            row = self._begin(base)
             digest = hash((loop.chars, room))
             if loop.exits is None:
                 digest ^= allow_tokens(inside.others, dfa, place, row)
             else:
                 digest ^= allow_leaving(inside.leaving(loop.exits), dfa, place, row)
-        if dfa.accepting[state]:
-            self._allow_end(row)
-            digest = ~digest
-        return self._keep(place, digest, row, base)
+        return self._keep(place, digest, row, base, bool(dfa.accepting[state]))
 
     def _self_loop(self, state: int) -> SelfLoop | None:
         return None if self._spelling is not None else super()._self_loop(state)

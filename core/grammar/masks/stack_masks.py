@@ -5,7 +5,7 @@ from __future__ import annotations
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
-from graftlm.core.grammar.masks.rows.packed_row import PackedRow
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow, empty_row
 from graftlm.core.grammar.masks.walks.stack_walk import allow_leaving, allow_tokens
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -33,15 +33,14 @@ class StackMasks(MaskRows):
 
     def _compute(self, place: Place) -> PackedRow:
         dpda, vocabulary = self._dpda, self._vocabulary
+        row = empty_row(vocabulary.num_words)
         loop = self._self_loop(place[0])
         inside = None if loop is None else vocabulary.slices.get(loop.chars, loop.exits)
         if loop is None or inside is None:
             base = vocabulary.no_tokens
-            row = self._begin(base)
             digest, depth = allow_tokens(vocabulary.trie, dpda, place, row)
         else:
             base = inside.row(loop.room)
-            row = self._begin(base)
             if loop.exits is None:
                 digest, depth = allow_tokens(inside.others, dpda, place, row)
             else:
@@ -50,8 +49,6 @@ class StackMasks(MaskRows):
         num_ended = 0
         while num_ended < len(place) and dpda.accepting[place[num_ended]]:
             num_ended += 1
-        if num_ended == len(place):
-            self._allow_end(row)
-            digest = ~digest
         depth = max(depth, num_ended + 1)
-        return self._keep(place[:depth] if depth <= len(place) else (*place, 0), digest, row, base)
+        key = place[:depth] if depth <= len(place) else (*place, 0)
+        return self._keep(key, digest, row, base, num_ended == len(place))

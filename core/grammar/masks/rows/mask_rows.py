@@ -13,7 +13,7 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks.rows import workers
-from graftlm.core.grammar.masks.rows.packed_row import PackedRow, pack
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow, pack, take_back
 from graftlm.core.grammar.masks.walks.self_loops import SelfLoop, self_loop
 from graftlm.core.grammar.masks.walks.trie_walk import leads_to_many
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -32,7 +32,7 @@ the whole trie is as cheap.
 _MAX_PLACES = 1 << 16
 
 _all: weakref.WeakSet[MaskRows] = weakref.WeakSet()
-_scratch = threading.local()
+_NO_IDS = np.zeros(0, np.int32)
 
 
 class MaskRows(ABC):
@@ -115,29 +115,22 @@ class MaskRows(ABC):
     def _compute(self, place: Place) -> PackedRow:
         """Compute the row at `place` and keep it."""
 
-    def _begin(self, base: Int32Array) -> Int32Array:
-        """A row to compute in, of this thread, with the tokens of `base`."""
-        size = self._vocabulary.num_words
-        row: Int32Array | None = getattr(_scratch, "row", None)
-        if row is None or len(row) != size:
-            row = _scratch.row = np.empty(size, np.int32)
-        row[:] = base
-        return row
+    def _keep(self, place: Place, digest: int, row: Int32Array, base: Int32Array, may_end: bool) -> PackedRow:
+        """Keep the tokens of `row`, which `empty_row` gave, and of `base`, with the end-of-sequence ids or without.
 
-    def _allow_end(self, row: Int32Array) -> None:
-        """Set the bits of the end-of-sequence ids."""
-        for token_id in self._vocabulary.eos_token_ids:
-            row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
-
-    def _keep(self, place: Place, digest: int, row: Int32Array, base: Int32Array) -> PackedRow:
-        """Keep `row`, which `_begin` gave for `base`."""
+        digest  of all but these ids
+        """
+        if may_end:
+            digest = ~digest
         known = self._rows.get(digest)  # 64 bits over the tokens: rows with one digest are taken for equal
         if known is None:
-            packed = pack(row, base)
+            packed = pack(row, base, self._vocabulary.end_ids if may_end else _NO_IDS)
             with self._lock:
                 known = self._rows.setdefault(digest, packed)
                 if known is packed:
                     self._make_room(packed)
+        else:
+            take_back(row)
         self._remember(place, digest)
         return known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -24,14 +25,56 @@ be looked at in every collection; such a tuple, whose parts hold no other object
 """
 
 
-def pack(row: Int32Array, base: Int32Array) -> PackedRow:
-    """Pack `row`, which may be changed afterwards; `base` may not."""
-    places = _differences(row, base)
-    words = row[places]
+_scratch = threading.local()
+
+
+def empty_row(num_words: int) -> Int32Array:
+    """A row of zeros to find tokens in, int32 [num_words], which `pack` takes back from the same thread."""
+    row: Int32Array | None = getattr(_scratch, "row", None)
+    if row is None or len(row) != num_words:
+        return np.zeros(num_words, np.int32)
+    _scratch.row = None
+    return row
+
+
+def pack(row: Int32Array, base: Int32Array, ends: Int32Array) -> PackedRow:
+    """Pack the tokens of `row`, which `empty_row` gave, those of `base`, which may not be changed afterwards, and some
+    more ids.
+    """
+    differences = _differences.machine_code
+    if differences is None:
+        prepare()
+        return _pack_in_numpy(row, base, ends)
+    if getattr(_scratch, "places", None) is None or len(_scratch.places) != len(row):
+        _scratch.places, _scratch.words = np.empty(len(row), np.intp), np.empty(len(row), np.int32)
+    places, words = _scratch.places, _scratch.words
+    num = differences(row, base, ends, places, words)
+    _scratch.row = row
+    return _packed(base, places[:num].copy(), words[:num].copy())
+
+
+def _packed(base: Int32Array, places: npt.NDArray[np.intp], words: Int32Array) -> PackedRow:
     num_bytes = places.nbytes + words.nbytes
-    if num_bytes > row.nbytes:
-        return row.copy(), _NO_PLACES, _NO_WORDS, row.nbytes
-    return base, places, words, num_bytes
+    if num_bytes <= base.nbytes:
+        return base, places, words, num_bytes
+    whole = base.copy()
+    whole[places] = words
+    return whole, _NO_PLACES, _NO_WORDS, whole.nbytes
+
+
+def _pack_in_numpy(row: Int32Array, base: Int32Array, ends: Int32Array) -> PackedRow:
+    for token_id in ends.tolist():
+        row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+    places = np.flatnonzero(row & ~base)
+    words = row[places] | base[places]
+    take_back(row)
+    return _packed(base, places, words)
+
+
+def take_back(row: Int32Array) -> None:
+    """Clear a row that `empty_row` gave, and that is not packed."""
+    row[:] = 0
+    _scratch.row = row
 
 
 def write(packed: PackedRow, row: Int32Array) -> None:
@@ -41,20 +84,19 @@ def write(packed: PackedRow, row: Int32Array) -> None:
     row[places] = words
 
 
-def _differences(row: Int32Array, base: Int32Array) -> npt.NDArray[np.intp]:
-    if _compare.machine_code is None:
-        prepare()
-        return np.flatnonzero(row != base)
-    places = np.empty(len(row), np.intp)
-    return places[: _compare(row, base, places)].copy()
-
-
-@loop("i8(i4[::1], i4[::1], i8[::1])", quick=True)
-def _compare(row: Int32Array, base: Int32Array, places: npt.NDArray[np.intp]) -> int:
-    """Fill `places` with those where `row` differs from `base`. -> how many these are"""
+@loop("i8(i4[::1], i4[::1], i4[::1], i8[::1], i4[::1])", quick=True)
+def _differences(
+    row: Int32Array, base: Int32Array, ends: Int32Array, places: npt.NDArray[np.intp], words: Int32Array
+) -> int:
+    """Fill `places` and `words` with what `row` and `ends` have beyond `base`, and clear `row`. -> how much that is"""
+    for token_id in ends:
+        row[token_id >> 5] |= np.int32(1) << np.int32(token_id & 31)
     num = 0
     for place in range(len(row)):
-        if row[place] != base[place]:
-            places[num] = place
-            num += 1
+        if row[place] != 0:
+            word = row[place] | base[place]
+            if word != base[place]:
+                places[num], words[num] = place, word
+                num += 1
+            row[place] = 0
     return num

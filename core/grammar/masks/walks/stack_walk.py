@@ -26,31 +26,29 @@ def allow_tokens(trie: Trie, dpda: Dpda, place: Place, row: Int32Array) -> tuple
     -> a 64-bit hash of the tokens found, 0 for none; and how much of `place` that depends on: its first so many
     numbers, one more than it has where it matters that there are no others
     """
-    if _walk_all.machine_code is None:
+    walk = _walk_all.machine_code
+    if walk is None:
         prepare()
         return allow_tokens_by_level(trie, dpda, place, row)
     seen = np.zeros(1, np.int32)
-    found = _walk_all(
-        trie.nodes, trie.roots, trie.max_depth, dpda.table, dpda.classes, dpda.accepting, dpda.calls,
+    found = walk(
+        trie.nodes, trie.roots, trie.twins, trie.max_depth, dpda.table, dpda.classes, dpda.accepting, dpda.calls,
         np.array(place, np.int32), row, seen,
     )  # fmt: skip
-    if len(trie.twins):
-        copy_twins(trie.twins, row)
     return int(found), int(seen[0])
 
 
 def allow_leaving(tokens: LeavingTokens, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:
     """The same of tokens that leave the class of characters that `place` repeats."""
-    if _walk_leaving.machine_code is None:
+    walk = _walk_leaving.machine_code
+    if walk is None:
         prepare()
         return allow_leaving_by_level(tokens, dpda, place, row)
     seen = np.ones(1, np.int32)
-    found = _walk_leaving(
-        tokens.nodes, tokens.first, tokens.max_depth, tokens.character, dpda.table, dpda.classes, dpda.accepting,
-        dpda.calls, np.array(place, np.int32), row, seen,
+    found = walk(
+        tokens.nodes, tokens.first, tokens.twins, tokens.max_depth, tokens.character, dpda.table, dpda.classes,
+        dpda.accepting, dpda.calls, np.array(place, np.int32), row, seen,
     )  # fmt: skip
-    if len(tokens.twins):
-        copy_twins(tokens.twins, row)
     return int(found), int(seen[0])
 
 
@@ -69,10 +67,11 @@ def first_continued(trie: Trie, suffixes: Sequence[bytes], dpda: Dpda, places: S
     return numbers
 
 
-@loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
+@loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
 def _walk_all(
     nodes: Int32Array,
     roots: Int32Array,
+    twins: Int32Array,
     max_depth: int,
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
@@ -91,13 +90,15 @@ def _walk_all(
                 nodes, root, nodes[root, 2], 0, max_depth, table, classes, accepting, calls, place, row, seen, False
             )
     seen[0] = max(seen[0], 1)
+    copy_twins(twins, row)
     return found
 
 
-@loop("i8(i4[:,::1], i4[::1], i8, i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
+@loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
 def _walk_leaving(
     nodes: Int32Array,
     firsts: Int32Array,
+    twins: Int32Array,
     max_depth: int,
     character: int,
     table: Int32Array,
@@ -117,6 +118,7 @@ def _walk_leaving(
         place[0] = table[place[0], classes[character]]
         if place[0] <= 0:
             break
+    copy_twins(twins, row)
     return found
 
 

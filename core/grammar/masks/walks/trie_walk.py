@@ -24,30 +24,28 @@ def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
 
     row  int32 [num_words] -> a 64-bit hash of the tokens found, 0 for none
     """
-    if _walk_all.machine_code is None:
+    walk = _walk_all.machine_code
+    if walk is None:
         prepare()
         return allow_tokens_by_level(trie, dfa, place, row)
     counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
-    found = _walk_all(
-        trie.nodes, trie.roots, trie.max_depth, dfa.table, dfa.classes, dfa.actions, place[0], counts, row
+    found = walk(
+        trie.nodes, trie.roots, trie.twins, trie.max_depth, dfa.table, dfa.classes, dfa.actions, place[0], counts, row
     )
-    if len(trie.twins):
-        copy_twins(trie.twins, row)
     return int(found)
 
 
 def allow_leaving(tokens: LeavingTokens, dfa: Dfa, place: Place, row: Int32Array) -> int:
     """The same of tokens that leave the class of characters that `place` repeats."""
-    counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
-    if _walk_leaving.machine_code is None:
+    walk = _walk_leaving.machine_code
+    if walk is None:
         prepare()
         return allow_leaving_by_level(tokens, dfa, place, row)
-    found = _walk_leaving(
-        tokens.nodes, tokens.first, tokens.max_depth, tokens.character, dfa.table, dfa.classes, dfa.actions, place[0],
-        counts, row,
+    counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
+    found = walk(
+        tokens.nodes, tokens.first, tokens.twins, tokens.max_depth, tokens.character, dfa.table, dfa.classes,
+        dfa.actions, place[0], counts, row,
     )  # fmt: skip
-    if len(tokens.twins):
-        copy_twins(tokens.twins, row)
     return int(found)
 
 
@@ -71,10 +69,11 @@ def joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], Int32Array]:
     return data, np.array([*accumulate(map(len, texts))], np.int32)
 
 
-@loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
+@loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
 def _walk_all(
     nodes: Int32Array,
     roots: Int32Array,
+    twins: Int32Array,
     max_depth: int,
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
@@ -94,6 +93,7 @@ def _walk_all(
         root = roots[byte]
         if root >= 0 and table[state, classes[byte]] != 0:
             found ^= _walk(nodes, root, nodes[root, 2], 0, table, classes, actions, states, stack, row, False)
+    copy_twins(twins, row)
     return found
 
 
@@ -165,10 +165,11 @@ def _arrive(target: int, actions: Int32Array, counts: Int32Array, depth: int) ->
     return int(actions[action, 3 + zone])
 
 
-@loop("i8(i4[:,::1], i4[::1], i8, i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
+@loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
 def _walk_leaving(
     nodes: Int32Array,
     firsts: Int32Array,
+    twins: Int32Array,
     max_depth: int,
     character: int,
     table: Int32Array,
@@ -199,6 +200,7 @@ def _walk_leaving(
         state = target
         for r in range(len(counts)):
             here[0, r] = here[1, r]
+    copy_twins(twins, row)
     return found
 
 
@@ -265,7 +267,7 @@ def leads_to_many(
     return num_nodes >= least_nodes
 
 
-@loop("void(i4[:,::1], i4[::1])", quick=True)
+@inner
 def copy_twins(twins: Int32Array, row: Int32Array) -> None:
     """Allow the tokens that have the bytes of one that is allowed. twins int32 [num_twins, 2]"""
     for i in range(len(twins)):
