@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 from graftlm.core.grammar.ast import (
     ANY_CHAR,
     NOTHING,
@@ -126,8 +129,11 @@ def looks_behind(node: Node) -> bool:
 def without_lookbehinds(node: Node) -> Node:
     r"""`node` without lookbehinds for one character that directly follow one, as in \d\b: they say which one it is.
 
-    So what looks ahead may ask for the boundary of a word. Other lookbehinds stay.
+    So what looks ahead may ask for the boundary of a word, and a pattern for one where its threads would be many.
+    Other lookbehinds stay.
     """
+    if not looks_behind(node):
+        return node
     done: list[Node] = []
     work = [node]
     while work:
@@ -140,7 +146,16 @@ def without_lookbehinds(node: Node) -> Node:
             return node
         else:
             work += reversed(further)
-    return alternation(*(way for way in done if way != NOTHING))
+    return _joined([way.items if isinstance(way, Concat) else (way,) for way in done if way != NOTHING])
+
+
+def _joined(ways: Sequence[tuple[Node, ...]]) -> Node:
+    """An alternative for each of `ways`; what they begin with alike, which may be long, is written once."""
+    if not ways:
+        return NOTHING
+    # the very same nodes: lookarounds of one place are equal as rules
+    num_alike = len(list(takewhile(lambda items: len(set(map(id, items))) == 1, zip(*ways, strict=False))))
+    return concat(*ways[0][:num_alike], alternation(*(concat(*way[num_alike:]) for way in ways)))
 
 
 def _decided(items: tuple[Node, ...], at: int) -> list[Node] | None:

@@ -63,9 +63,10 @@ def parse(
             raise
         node = _Parser(pattern, max_depth, portable, wide, among).parse()
     useless = None
-    if not lookarounds.looks_behind(node):
+    ahead = lookarounds.without_lookbehinds(node)
+    if not lookarounds.looks_behind(ahead):
         try:
-            return anchors.found_anywhere(node, wide=wide) if search else anchors.anchored(node)
+            return anchors.found_anywhere(ahead, wide=wide) if search else anchors.anchored(ahead)
         except anchors.InThreadsError as error:
             useless = error.useless
     found = threads.language(node, search=search, wide=wide)

@@ -45,6 +45,9 @@ PATTERNS = [
     r"(?!(?:a(?=b)|b\b)*c)[abc]+$",
     "(?:^a|b|(?<!^)c)+$",
     r"(?<=(?!a\b)\w)-",
+    r"^[ab]{1,2}[b-]{1,2}\b([ c-]*)$",
+    r"^(a|-)[b-]+\B.\b",
+    r"[ab]*a\B-?(?<!-)c|b\b",
 ]
 
 
@@ -105,3 +108,7 @@ def test_ways_that_would_take_too_much_memory_are_an_error() -> None:
 
 def test_the_same_place_many_times_is_that_place() -> None:
     assert parse(r"\b" * 3000 + "a") == parse(r"\ba")
+
+
+def test_a_boundary_after_a_character_takes_no_threads() -> None:
+    parse(r"https?://[a-z.]{1,30000}\.[a-z()]{1,6}\b[a-z()/]*")  # as threads it was too large
