@@ -96,16 +96,23 @@ def found_anywhere(node: Node, *, wide: bool = False) -> Node:
     Raises InThreadsError.
     """
     around, end = star(ANY_CHAR), optional(literal("\n")) if wide else EMPTY
+    # alternatives share the text around them: with texts of their own, an automaton keeps which of them matched
+    plain: dict[bool, tuple[list[Node], list[Node]]] = {}  # by whether they end the text: those that begin it, others
     found = []
     for at_start, body, at_end in split(node):
         if _lookahead_in(body) is None:
             body = trimmed(body, start=not at_start, end=not at_end)
+            plain.setdefault(at_end, ([], []))[not at_start].append(body)
+            continue
         rest = end if at_end else around
         if at_start or _asks_for_start(body):
             found.append(_look(body, rest, True))
         if not at_start:
             before = plus(ANY_CHAR) if _asks_for_start(body) else around
             found.append(concat(before, _look(body, rest, False)))
+    for at_end, (first, anywhere) in plain.items():
+        inside = [concat(around, alternation(*anywhere))] if anywhere else []
+        found.append(concat(alternation(*first, *inside), end if at_end else around))
     return alternation(*found)
 
 

@@ -24,6 +24,7 @@ TEXTS = ["".join(text) for length in range(6) for text in itertools.product("ab1
             "(?:b+a+){2,}",
             "(?:(?:a|b*1){1,2}b{3}){1,9}",
             "a{2,}(?=b)",
+            "^a|b1|a{3}$|^1a$|bb(?!a)|^(?=b)",
         ),
     ],
 )
@@ -39,3 +40,9 @@ def test_a_pattern_that_is_searched_for_is_found_where_re_finds_it(pattern: str)
 )
 def test_a_long_repeat_at_a_free_end_takes_few_states(pattern: str, most_states: int) -> None:
     assert len(product.product(parse(pattern, search=True)).rows) <= most_states
+
+
+def test_alternatives_share_the_text_around_them() -> None:
+    words = "linux|windows|vmware|switch|storage|network|blade|solaris|oracle|tru64|aix|osf|vms|esx"
+    found = parse(f"^management$|{words}|^out", search=True)
+    assert len(product.product(found).rows) < 500  # with texts of their own: over 20,000, for each set of words
