@@ -6,12 +6,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.grammar.automata.jit import Int32Array, loop
+from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     BoolArray = npt.NDArray[np.bool_]
+
+
+@inner
+def first_bytes(table: Int32Array, entries: Int32Array) -> BoolArray:
+    """bool [num_rules, num_bytes]: what each rule may begin with, the bytes of rules that it calls first among them."""
+    num_rules = len(entries) - 1
+    num_bytes = table.shape[1] - num_rules - 1
+    firsts = np.zeros((num_rules, num_bytes), np.bool_)
+    for r in range(num_rules):
+        for c in range(num_bytes):
+            firsts[r, c] = table[entries[r + 1], c] != 0
+    changed = True
+    while changed:
+        changed = False
+        for r in range(num_rules):
+            for below in range(num_rules):
+                if table[entries[r + 1], num_bytes + below] != 0:
+                    for c in range(num_bytes):
+                        if firsts[below, c] and not firsts[r, c]:
+                            firsts[r, c] = changed = True
+    return firsts
 
 
 @loop("Tuple((i4[:,::1], i4[:,::1]))(i4[:,::1], b1[::1], i4[::1], i4[::1], b1[::1])")
@@ -56,20 +77,7 @@ def place_calls(
                 i += 1
                 sites[i, 0], sites[i, 1] = state, r
                 calls[i, 0], calls[i, 1] = entries[r + 1], table[state, num_bytes + r]
-    # the bytes that each rule may begin with, those of rules that it calls first among them
-    firsts = np.zeros((num_rules, num_bytes), np.bool_)
-    for r in range(num_rules):
-        for c in range(num_bytes):
-            firsts[r, c] = table[entries[r + 1], c] != 0
-    changed = True
-    while changed:
-        changed = False
-        for r in range(num_rules):
-            for inner in range(num_rules):
-                if table[entries[r + 1], num_bytes + inner] != 0:
-                    for c in range(num_bytes):
-                        if firsts[inner, c] and not firsts[r, c]:
-                            firsts[r, c] = changed = True
+    firsts = first_bytes(table, entries)
     for i in range(1, num_calls + 1):
         state, r = sites[i, 0], sites[i, 1]
         for c in range(num_bytes):
@@ -91,12 +99,12 @@ def place_calls(
     changed = True
     while changed:
         changed = False
-        for inner in range(num_rules + 1):
+        for below in range(num_rules + 1):
             for r in range(num_rules + 1):
-                if ends[inner, r]:
+                if ends[below, r]:
                     for c in range(num_bytes):
-                        if follows[r, c] and not follows[inner, c]:
-                            follows[inner, c] = changed = True
+                        if follows[r, c] and not follows[below, c]:
+                            follows[below, c] = changed = True
     for state in range(num_states):
         if accepting[state] and rule[state] > 0:
             for c in range(num_bytes):

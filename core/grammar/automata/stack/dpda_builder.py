@@ -12,6 +12,7 @@ from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Explor
 from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.products.product import product
+from graftlm.core.grammar.automata.stack import call_conflicts
 from graftlm.core.grammar.automata.stack.call_plan import plan_calls
 from graftlm.core.grammar.automata.stack.call_sites import place_calls
 from graftlm.core.grammar.automata.stack.dpda import Dpda
@@ -24,15 +25,20 @@ _MAX_SHORTEST = 1 << 20
 
 
 class NotDeterministicError(GrammarError):
-    """One byte does not tell which of `rules` to call, or whether one has ended."""
+    """One byte does not tell which of `rules` to call, or whether one has ended.
 
-    def __init__(self, message: str, rules: Iterable[str] = ()) -> None:
+    stays  whether that is so as well with these rules written out where they are named
+    """
+
+    def __init__(self, message: str, rules: Iterable[str] = (), *, stays: bool = False) -> None:
         super().__init__(message)
         self.rules = frozenset(rules)
+        self.stays = stays
 
     @classmethod
-    def of(cls, rules: Iterable[str]) -> NotDeterministicError:
-        return cls("one byte does not tell which of the constraint's rules goes on; let another engine keep it", rules)
+    def of(cls, rules: Iterable[str], *, stays: bool = False) -> NotDeterministicError:
+        message = "one byte does not tell which of the constraint's rules goes on; let another engine keep it"
+        return cls(message, rules, stays=stays)
 
 
 def build_dpda(
@@ -55,7 +61,7 @@ def build_dpda(
             try:
                 return _Builder(node, bodies, plan.called, expanded, limits).build(effort)
             except NotDeterministicError as error:
-                if error.rules <= expanded:
+                if error.stays or error.rules & expanded:  # a rule is never written out inside itself
                     raise
                 expanded |= error.rules
     raise NotDeterministicError.of(expanded)
@@ -103,5 +109,7 @@ class _Builder:
         faults = np.zeros(num_rules, np.bool_)
         moves, calls = place_calls(table, accepting, entries, rule, faults)
         if faults.any():
-            raise NotDeterministicError.of([self._names[i] for i in np.flatnonzero(faults).tolist()])
+            may_be_empty = bool(accepting[entries[1:]].any())
+            stays = not may_be_empty and call_conflicts.stays(table, entries, rule, faults)
+            raise NotDeterministicError.of([self._names[i] for i in np.flatnonzero(faults).tolist()], stays=stays)
         return Dpda(self._nfa.classes, moves, accepting, calls, distance, int(entries[0]))
