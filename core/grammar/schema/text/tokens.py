@@ -40,6 +40,7 @@ class JsonTokens:
         self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = ast.literal(" ") if options.whitespace == "single" else self._blanks
         self._names: dict[str, Node] = {}
+        self._other_names: dict[frozenset[str], Node] = {}
         self._brackets: dict[str, tuple[Node, Node]] = {}  # by the opening one, with the closing one
         self.comma = self.token(ast.concat(self._blanks, ast.literal(","), after))
         self._colon = ast.concat(self._blanks, ast.literal(":"), after)
@@ -117,7 +118,14 @@ class JsonTokens:
         return self.token(ast.concat(json_text.quoted(name), self._colon))
 
     def other_names(self, names: list[str]) -> Node:
-        """Any name but these, as it is written."""
+        """Any name but these, as it is written: the same node in whatever order they come."""
+        key = frozenset(names)
+        found = self._other_names.get(key)
+        if found is None:
+            found = self._other_names[key] = self._names_but(names)
+        return found
+
+    def _names_but(self, names: list[str]) -> Node:
         if self._for_automata and names:
             return names_but(names)
         if not self.has_rules or not names:

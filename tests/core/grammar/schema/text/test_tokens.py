@@ -42,6 +42,13 @@ def test_other_names_leave_out_those_that_are_listed() -> None:
     assert takes(node, '"b":') and takes(node, '"ab":') and not takes(node, '"a":')
 
 
+def test_other_names_than_the_same_ones_are_one_node_in_any_order() -> None:
+    for has_rules in (True, False):
+        written = tokens(has_rules=has_rules)
+        assert written.other_names(["a", "bc"]) is written.other_names(["bc", "a"])
+        assert written.other_names(["a", "bc"]) != written.other_names(["a", "b"])
+
+
 def test_with_rules_a_token_is_named_once() -> None:
     written = tokens(has_rules=True)
     comma, again = written.comma, written.token(ast.literal(","))
