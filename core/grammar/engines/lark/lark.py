@@ -70,6 +70,8 @@ class _LarkWriter(RuleWriter):
         self._optional: set[Node] = set()
         self._names_of_bodies: dict[str, str] = {}
         self._later_uses: dict[str, _Text] = {}  # of rules, by name, once that is no terminal
+        self._options: dict[Node, str] = {}  # empty for what was met once
+        self._met: set[str] = set()  # bodies of rules that may be wanted again
         self._groups: dict[str, int] = {}  # and how often each was met
 
     def write(self, node: Node) -> str:
@@ -203,6 +205,25 @@ class _LarkWriter(RuleWriter):
             name = self._names_of_bodies[body] = self.fresh()
             self.define(name, body)
         return name
+
+    def option(self, node: Node) -> str | None:
+        """The name of a rule of `node` or nothing; None where such a node was not asked for before."""
+        known = self._options.get(node)
+        if known == "":
+            known = self.shared(f'{self.in_sequence(node)}|""')
+        self._options[node] = known or ""
+        return known
+
+    def is_shared(self, body: str) -> bool:
+        """Whether a rule has this body."""
+        return body in self._names_of_bodies
+
+    def is_met(self, body: str) -> bool:
+        """Whether this was asked before of the same body, or a rule has it."""
+        if body in self._names_of_bodies or body in self._met:
+            return True
+        self._met.add(body)
+        return False
 
     def looping(self, body: str) -> str:
         """The same of a body that names its own rule, as ITSELF."""

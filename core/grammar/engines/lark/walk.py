@@ -8,6 +8,9 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.engines.lark.words import ITSELF, is_short, pair
 
+_MAX_BODY = 1_000
+"""Characters of a rule that another takes up."""
+
 
 class Rules(Protocol):
     """The rules that a grammar has so far."""
@@ -24,6 +27,18 @@ class Rules(Protocol):
         """The same of a body that names its own rule, as ITSELF."""
         ...
 
+    def option(self, node: Node) -> str | None:
+        """The name of a rule of `node` or nothing at all; None where such a node was not asked for before."""
+        ...
+
+    def is_shared(self, body: str) -> bool:
+        """Whether a rule has this body."""
+        ...
+
+    def is_met(self, body: str) -> bool:
+        """Whether this was asked before of the same body, or a rule has it."""
+        ...
+
     def fresh(self) -> str:
         """A name that no rule has."""
         ...
@@ -38,6 +53,9 @@ class Walk:
 
     A state with one way on has none where that way is short, or met once: it is written there. So are all ways of a
     state to which only one before it comes, without an item.
+
+    A member that may be left out before the same other ones is met in many objects that say nothing of most names. From
+    the second time on the member has a rule, with or without it, and states that only it lies between are one rule.
     """
 
     def __init__(self, graph: ast.Graph, writer: Rules) -> None:
@@ -74,6 +92,15 @@ class Walk:
             after = graph.rows[state][0][1]
             if any([target == state for _, target in graph.rows[after]]):
                 self._looping.add(after)
+        self._left_out = {  # states that a member leads from, or nothing, to the same other one, which is named
+            state: row[0][1]
+            for state, row in enumerate(graph.rows)
+            if len(row) == 2 and 0 != row[0][1] == row[1][1] != state and type(row[0][0]) is ast.Empty
+        }
+        self._between = {
+            target for target in self._left_out.values() if arrivals[target] == 2 and target not in self._looping
+        }
+        self._bodies: dict[int, str] = {}  # of states between two members, until another state's has it
 
     def write(self) -> str:
         """Define the rules; return the first state's name."""
@@ -83,13 +110,16 @@ class Walk:
                 continue
             if names[state] is None and state in self._looping:
                 names[state] = ITSELF
-            ways = self._ways(state)
+            option = self._option(state) if state in self._left_out else None
+            ways = self._ways(state) if option is None else [option]
             if state in self._alike:
                 self._ways_of[state] = ways
                 continue
             body = "|".join(dict.fromkeys(ways))
             name = names[state]
-            if name is None:
+            if name is None and state in self._between and len(ways) == 1 and len(body) < _MAX_BODY:
+                self._bodies[state] = body
+            elif name is None:
                 names[state] = writer.shared(body)
             elif name == ITSELF:
                 names[state] = writer.looping(body)
@@ -112,10 +142,32 @@ class Walk:
             if more:
                 target = self._rows[target][0][1]
                 text = pair(text, more) if text else more
-            name = names[target]
-            if name is None:
-                name = names[target] = self._writer.fresh()
+            name = names[target] or self._name(target)
             found.append(pair(text, name) if text and name else text or name or '""')
         if state in self._accepting:
             found.append('""')
         return found
+
+    def _name(self, state: int) -> str:
+        name = self._names[state]
+        if name is None:
+            body = self._bodies.pop(state, None)
+            name = self._names[state] = self._writer.fresh() if body is None else self._writer.shared(body)
+        return name
+
+    def _option(self, state: int) -> str | None:
+        """The way on of a state that leaves out a member or not; None where its ways are rather written apart."""
+        target, writer = self._left_out[state], self._writer
+        if state in self._accepting or target in self._inlined:
+            return None
+        item = self._rows[state][1][0]
+        rest = self._bodies.get(target)
+        if rest is None or writer.is_met(rest):
+            rest, text = self._name(target), writer.in_sequence(item)
+            if writer.is_shared(f"{rest}|{pair(text, rest)}" if rest else f'""|{text}'):  # as another walk wrote it
+                return None
+        option = writer.option(item)
+        if option is None:
+            return None
+        self._bodies.pop(target, None)
+        return pair(option, rest) if rest else option

@@ -102,3 +102,54 @@ def test_a_graph_that_is_met_again_is_written_once() -> None:
     rules = {"one": ast.concat(graph, ast.literal("!")), "two": ast.concat(graph, ast.literal("?"))}
     text = lark.to_lark(ast.alternation(ast.Rule("one"), ast.Rule("two")), rules)
     assert text.count('"a"') == text.count('",x"') == 1
+
+
+def of_kinds(num: int) -> JsonSchema:
+    """Objects of which each kind says something of some names, and all others may be anything."""
+    kinds = [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, **{f"m{j}": {"type": "integer"} for j in range(i, num, 6)}},
+        }
+        for i, kind in enumerate("uvwxyz")
+    ]
+    return JsonSchema({"type": "object", "required": ["kind"], "oneOf": kinds})
+
+
+KINDS = [
+    ('{"kind":"u"}', True),
+    ('{"kind":"u","m0":1,"m1":"a","m2":[]}', True),
+    ('{"kind":"v","m1":1,"m0":{},"m29":null}', True),
+    ('{"kind":"z","m5":3,"m0":{},"m1":[],"more":0}', True),
+    ('{"kind":"u","m0":"a"}', False),
+    ('{"kind":"v","m1":"a"}', False),
+    ('{"kind":"z","m29":{}}', False),
+    ('{"kind":"u","m2":1,"m1":1}', False),
+    ('{"kind":"u",}', False),
+]
+
+
+def test_members_that_many_objects_leave_out_have_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = language_of(of_kinds(30), Options(strict=False), token_rules=True)
+    text = lark.to_lark(language.node, language.rules)
+    monkeypatch.setattr(lark._LarkWriter, "option", lambda self, node: None)
+    walk = lark.to_lark(language.node, language.rules)
+    assert len(text.splitlines()) < 0.8 * len(walk.splitlines())
+    for document, is_accepted in KINDS:
+        assert accepted(text, document) == accepted(walk, document) == is_accepted, document
+
+
+def test_a_member_is_left_out_by_its_rule_from_the_second_time_on() -> None:
+    a, b = ast.literal("a"), ast.literal("b")
+
+    def one_of(first: str, last: str) -> ast.Graph:
+        ends = tuple((ast.literal(char), 4) for char in last)
+        rows = (((ast.literal(first), 1),), ((ast.EMPTY, 2), (a, 2)), ((ast.EMPTY, 3), (b, 3)), ends, ())
+        return ast.Graph(rows, frozenset({4}))
+
+    node = ast.alternation(one_of("1", "xy"), one_of("2", "yz"), one_of("3", "xz"))
+    lines = lark.to_lark(node, {}).splitlines()
+    assert len([line for line in lines if line.endswith('|""')]) == 2
+    assert len([line for line in lines if line.count(" ") == 2 and "|" not in line]) == 2  # both left out, and the end
+    documents = {"1y": True, "2by": True, "3abx": True, "2ax": False, "1bax": False, "3aax": False, "3aby": False}
+    assert {document: accepted("\n".join(lines) + "\n", document) for document in documents} == documents
