@@ -326,7 +326,7 @@ def language_of(
             if reader is not None:
                 context_free = context_free or takes_many_places(reader, spec, options)
                 lowered = lower_read(reader, spec, options, context_free=context_free, token_rules=token_rules)
-                if is_too_large(lowered, spec, options):  # written out; rules take the places of each definition once
+                if is_too_large(lowered, spec, options, token_rules=token_rules):  # rules are not written out
                     lowered = lower_read(reader, spec, options, context_free=True, token_rules=token_rules)
             else:
                 lowered = lower_schema(

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from graftlm.core.grammar.schema.lowering import lower_schema
-from graftlm.core.grammar.schema.places import takes_many_places
+from graftlm.core.grammar.schema.places import is_too_large, takes_many_places
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options
 from tests.grammars import allows, compact, compiled
@@ -49,11 +51,26 @@ def test_a_long_schema_that_combines_others_has_rules_and_one_that_does_not_has_
         assert bool(lower_schema(spec, options, token_rules=False).rules) == has_rules
 
 
-def test_a_long_schema_that_is_too_large_written_out_has_rules_and_an_automaton() -> None:
-    word = {"type": "string", "pattern": f"^{'x' * 400}$"}
-    uses = {f"a{i}": {"$ref": "#/$defs/word"} for i in range(100)}
-    schema = {"$defs": {"word": word}, "type": "object", "properties": uses, "description": "x" * 10_000}
-    grammar = compiled(schema, limits=Limits(states=8_000), strict=True)
+WORDS = {
+    "$defs": {"word": {"type": "string", "pattern": f"^{'x' * 400}$"}},
+    "type": "object",
+    "properties": {f"a{i}": {"$ref": "#/$defs/word"} for i in range(100)},
+    "description": "x" * 1_000,
+}
+"""40,000 places where the definition is written out, in 4,000 characters."""
+
+
+@pytest.mark.parametrize("states", [8_000, 24_000])
+def test_a_schema_that_is_too_large_written_out_has_rules_and_an_automaton(states: int) -> None:
+    grammar = compiled(WORDS, limits=Limits(states=states), strict=True)
     assert grammar.engine == "pda"
     assert allows(grammar, compact({"a7": "x" * 400, "a8": "x" * 400}))
     assert not allows(grammar, compact({"a7": "x" * 401}))
+
+
+def test_rules_for_parsers_come_later_since_they_cost_the_automaton() -> None:
+    spec, options = JsonSchema(WORDS), Options(limits=Limits(states=30_000))
+    lowered = lower_schema(spec, options, token_rules=False)
+    assert is_too_large(lowered, spec, options, token_rules=False)
+    assert not is_too_large(lowered, spec, options, token_rules=True)
+    assert not is_too_large(lowered, JsonSchema({}), options, token_rules=False)  # too short to be counted
