@@ -21,8 +21,8 @@ def texts_of(node: Node) -> frozenset[str] | None:
         case ast.Literal(data):
             return frozenset({data.decode()})
         case ast.CharSet(ranges) if sum(high - low + 1 for low, high in ranges) <= MOST_TEXTS:
-            codes = {code for low, high in ranges for code in range(low, high + 1)}
-            return frozenset(map(chr, codes.difference(_SURROGATES)))
+            codes = (code for low, high in ranges for code in range(low, high + 1))
+            return frozenset([chr(code) for code in codes if code not in _SURROGATES])
         case ast.Alternation(items):
             found = [texts_of(item) for item in items]
             known = [texts for texts in found if texts is not None]
