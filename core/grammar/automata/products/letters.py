@@ -1,7 +1,7 @@
 """Letters: the characters that texts of a language begin with and are made of, as its node shows without an automaton.
 
 Patterns of one schema mostly exclude each other for their letters: one begins with a slash and the other does not, or
-one needs a dollar sign that the other has nowhere.
+one needs a dollar sign that the other has nowhere, or they end with other words.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Letters:
     empty: bool
 
 
+_MOST_ENDINGS = 16
 _NOTHING_KNOWN = Letters(ast.ANY_CHAR.ranges, ast.ANY_CHAR.ranges, True)
 
 
@@ -37,6 +38,8 @@ def are_apart(one: Node, other: Node) -> bool:
     here, there = _beginning(one), _beginning(other)
     length = min(len(here), len(there))
     if here[:length] != there[:length]:
+        return True
+    if all([not (a.endswith(b) or b.endswith(a)) for a in _endings(one)[0] for b in _endings(other)[0]]):
         return True
     a, b = letters(one), letters(other)
     if not a.empty and not b.empty and not ast.intersect(a.first, b.first):
@@ -49,6 +52,33 @@ def _beginning(node: Node) -> bytes:
     if isinstance(node, ast.Concat):
         node = node.items[0]
     return node.data if isinstance(node, ast.Literal) else b""
+
+
+_NO_ENDINGS = frozenset({b""}), False
+
+
+@lru_cache(maxsize=1024)
+def _endings(node: Node) -> tuple[frozenset[bytes], bool]:
+    """What texts end with, one of these each, as far as it is written so; and whether these are the whole texts."""
+    match node:
+        case ast.Literal(data):
+            return frozenset({data}), True
+        case ast.Concat(items):
+            endings, is_whole = frozenset({b""}), True
+            for item in reversed(items):
+                before, is_whole = _endings(item)
+                if len(before) * len(endings) > _MOST_ENDINGS:
+                    return endings, False
+                endings = frozenset([one + other for one in before for other in endings])
+                if not is_whole:
+                    break
+            return endings, is_whole
+        case ast.Alternation(items) if 0 < len(items) <= _MOST_ENDINGS:
+            found = list(map(_endings, items))
+            endings = frozenset[bytes]().union(*[one for one, _ in found])
+            return (endings, all([one for _, one in found])) if len(endings) <= _MOST_ENDINGS else _NO_ENDINGS
+        case _:
+            return _NO_ENDINGS
 
 
 def _is_made_of(node: Node, allowed: Ranges, known: dict[int, bool]) -> bool:

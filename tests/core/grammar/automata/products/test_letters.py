@@ -20,6 +20,9 @@ PATTERNS = (
     r"^([a-z_]\w*)?\$\{\w+\}$",
     r"\$\{\w+\}",
     r"\.js$",
+    r"\.(jsx|m?js)$|^jsx$",
+    r"(^|/)\.?s?css$",
+    r"(\.less|xs)+$",
     r"^https?:",
     r"^~/",
     r"^a{2,3}(b|c)?$",
@@ -48,9 +51,11 @@ def test_languages_that_are_apart_have_no_text_in_common(patterns: tuple[str, st
         (r"^https?://[a-z]+\b/?$", r"^[a-z]+/[a-z]+$"),
         (r"^é+$", r"^[a-z]+$"),
         (r"^schema ", r"^sequence "),
+        (r"\.less$", r"\.(scss|sass)$"),  # they end with other words
+        (r"^a*\.(jsx|js|es6)$", r"\.coffee$|(?:\.lit|b)coffee$"),
     ],
 )
-def test_patterns_are_apart_by_what_they_begin_with_and_by_what_they_need(patterns: tuple[str, str]) -> None:
+def test_patterns_are_apart_by_how_they_begin_and_end_and_by_what_they_need(patterns: tuple[str, str]) -> None:
     one, other = map(pattern_node, patterns)
     assert are_apart(one, other) and are_apart(other, one)
 
