@@ -51,7 +51,7 @@ class Dfa(StateTable):
     distance   int32 [num_states]: fewest bytes to an accepting state, were counters free
     """
 
-    _MEASURED = ("num_bytes", "_distances", "_rounds", "_degrees", "_singles")
+    _MEASURED = ("num_bytes", "_rounds", "_degrees", "_singles")
 
     actions: Int32Array
     owners: Int32Array
@@ -172,8 +172,8 @@ class Dfa(StateTable):
         return self._distances[place[0]] + self._rounds
 
     @cached_property
-    def _distances(self) -> tuple[int, ...]:
-        return tuple(self.distance.tolist())
+    def _distances(self) -> memoryview[int]:
+        return self.distance.data
 
     @cached_property
     def _rounds(self) -> int:

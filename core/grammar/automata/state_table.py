@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_ALIGNMENT = 8
+"""Bytes of which arrays in a pickle begin at a multiple."""
+_ARRAYS = ("_degrees", "_singles")
 LONGEST_RUN = 1 << 16
 """Forced bytes that are found at once."""
 
@@ -76,16 +79,39 @@ class StateTable(ABC):
             getattr(self, name)
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For a pickle: the fields and what was measured. Most tables fit into half of the bytes."""
+    def __getstate__(self) -> tuple[object, ...]:
+        """For a pickle: the fields and what was measured, all arrays as one piece but the table, which mostly fits into
+        half of its bytes. An array of its own in the pickle takes longer to read than its numbers.
+        """
         own, shorts = self.__dict__, np.iinfo(np.int16)
-        state = {name: own[name] for name in (*self.__dataclass_fields__, *self._MEASURED) if name in own}
-        if shorts.min <= self.table.min(initial=0) and self.table.max(initial=0) <= shorts.max:
-            state["table"] = self.table.astype(np.int16)
-        return state
+        fits = shorts.min <= self.table.min(initial=0) and self.table.max(initial=0) <= shorts.max
+        table = self.table.astype(np.int16) if fits else self.table
+        layout: list[tuple[str, str, tuple[int, ...]]] = []
+        data, others = bytearray(), dict[str, Any]()
+        for name in (*self.__dataclass_fields__, *self._MEASURED):
+            value = own.get(name)
+            if name == "table" or name not in own:
+                continue
+            if isinstance(value, array):
+                others[name] = (value.typecode, value.tobytes())
+            elif isinstance(value, np.ndarray):
+                layout.append((name, value.dtype.char, value.shape))
+                data += value.tobytes()
+                data += bytes(-len(data) % _ALIGNMENT)
+            else:
+                others[name] = value
+        return table.shape, table.dtype.char, table.tobytes(), layout, data, others
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, table=state["table"].astype(np.int32, copy=False))
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        shape, kind, table, layout, data, others = state
+        own = self.__dict__
+        own["table"] = np.ndarray(shape, kind, table).astype(np.int32)
+        place = 0
+        for name, kind, shape in layout:
+            found = own[name] = np.ndarray(shape, kind, data, place)
+            place += found.nbytes + -found.nbytes % _ALIGNMENT
+        for name, value in others.items():
+            own[name] = array(*value) if name in _ARRAYS else value
 
     @property
     def num_states(self) -> int:

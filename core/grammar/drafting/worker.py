@@ -130,7 +130,7 @@ def _work(
             found = error
         except Exception:  # too deep a recursion, too little memory: met again, and reported, where it was asked
             found = None
-        answer(answers, number, pickle.dumps(found))
+        answer(answers, number, pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
         numbers[place] = 0
         if grammar is not None:
             drafted.append((number, grammar))

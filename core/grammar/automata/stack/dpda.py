@@ -36,7 +36,7 @@ class Dpda(StateTable):
     begin      the first state of a text
     """
 
-    _MEASURED = ("num_bytes", "_distances", "_ends", "_calls", "_degrees", "_singles")
+    _MEASURED = ("num_bytes", "_calls", "_degrees", "_singles")
 
     calls: Int32Array
     distance: Int32Array
@@ -142,17 +142,17 @@ class Dpda(StateTable):
         return found
 
     @cached_property
-    def _ends(self) -> tuple[bool, ...]:
-        return tuple(self.accepting.tolist())
+    def _ends(self) -> bytes:
+        return self.accepting.tobytes()
 
     def _is_over(self, state: int) -> bool:
         """Whether a rule ends here, and cannot go on."""
-        return self._ends[state] and not self.degree(state)
+        return bool(self._ends[state]) and not self.degree(state)
 
     @cached_property
     def _calls(self) -> tuple[tuple[int, ...], ...]:
         return tuple(map(tuple, self.calls.tolist()))
 
     @cached_property
-    def _distances(self) -> tuple[int, ...]:
-        return tuple(self.distance.tolist())
+    def _distances(self) -> memoryview[int]:
+        return self.distance.data

@@ -220,3 +220,15 @@ def test_a_pickle_holds_a_table_in_half_of_the_bytes_where_it_fits(largest: int,
     assert (len(data) < table.nbytes) == fits
     found = pickle.loads(data).table
     assert (found.dtype, found.flags.c_contiguous, found.tolist()) == (np.int32, True, table.tolist())
+
+
+@pytest.mark.parametrize("pattern", ["(a|bc){2,90}d", "[a-z]*", "x"])
+def test_a_pickle_holds_the_automaton_and_what_was_measured(pattern: str) -> None:
+    given = Dfa.compile(parse(pattern)).measured()
+    found: Dfa = pickle.loads(pickle.dumps(given))
+    for name in ("classes", "table", "accepting", "actions", "owners", "distance", "degrees", "singles"):
+        one, other = getattr(given, name), getattr(found, name)
+        assert (one.dtype, one.shape, one.tolist()) == (other.dtype, other.shape, other.tolist())
+        assert other.flags.c_contiguous and other.flags.aligned and other.flags.writeable
+    assert found.loops == given.loops and found.num_bytes == given.num_bytes
+    assert all(found.ending_bound((state,)) == given.ending_bound((state,)) for state in range(given.num_states))
