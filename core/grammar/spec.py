@@ -92,6 +92,9 @@ class JsonSchema:
         object.__setattr__(self, "schema", schema)
         object.__setattr__(self, "documents", documents)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _read_again, (self.text, self.documents_text)
+
     def with_documents(self, documents: Mapping[str, Any]) -> JsonSchema:
         """The same schema beside these documents and those that it has already."""
         if not documents:
@@ -104,6 +107,13 @@ class JsonSchema:
     @property
     def key(self) -> tuple[str, str]:
         return ("json_schema", self.text + (self.documents_text if self.documents else ""))
+
+
+def _read_again(text: str, documents_text: str) -> JsonSchema:
+    """The schema whose texts these are, from a pickle."""
+    found = object.__new__(JsonSchema)
+    found._set(text, json.loads(text), documents_text, json.loads(documents_text))
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,12 @@ class Person(BaseModel):
 class Point:
     x: float
     y: float
+
+
+def test_a_pickled_schema_is_the_same_with_its_documents() -> None:
+    given = JsonSchema({"$ref": "https://example.org/é"}, documents={"https://example.org/é": {"enum": ["ü", 1.0]}})
+    found: JsonSchema = pickle.loads(pickle.dumps(given))
+    assert found == given and (found.schema, found.documents) == (given.schema, given.documents)
 
 
 def test_a_schema_is_read_from_a_dict_its_text_and_a_pydantic_class() -> None:
