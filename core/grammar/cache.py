@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.compile import Grammar, can_be_drafted, compile_spec, read_options
-from graftlm.core.grammar.drafting.draft import Draft
+from graftlm.core.grammar.drafting.draft import Draft, from_draft
 from graftlm.core.grammar.drafting.processes import Answer, DraftingProcesses, default_count
 from graftlm.core.grammar.drafting.vocabulary_image import VocabularyImage
 from graftlm.core.grammar.spec import JsonSchema, Options, Spec
@@ -111,8 +111,10 @@ class GrammarCache:
             return answer
 
         compiler = partial(compile_spec, drafter=drafted)
-        if isinstance(answer, GrammarError) or answer.automaton is not None:
+        if isinstance(answer, GrammarError):
             self._compile(compiler, *task)
+        elif answer.automaton is not None:
+            self._compile(partial(from_draft, answer), *task)
         else:
             self._finishers.submit(self._compile, compiler, *task)
 

@@ -24,6 +24,7 @@ from graftlm.core.grammar.compile import (
     Grammar,
     Language,
     check_start,
+    compile_spec,
     for_parsers,
     language_of,
     takes_many_states,
@@ -32,6 +33,7 @@ from graftlm.core.grammar.engines.automaton import AutomatonGrammar
 from graftlm.core.grammar.engines.forced_texts import ForcedTexts
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.engines.pda import PdaGrammar
+from graftlm.core.grammar.schema.distinct.distinct_parts import has_distinct_parts
 from graftlm.core.grammar.schema.lowering import any_value_rules
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec, Whitespace
@@ -141,6 +143,15 @@ def finished(found: Draft, vocabulary: Vocabulary) -> Grammar:
     except GrammarError as error:
         raise found.error or error from None
     return grammar
+
+
+def from_draft(found: Draft, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """What `compile_spec` makes of the draft of an automaton, without what compiling needs."""
+    if isinstance(spec, JsonSchema) and has_distinct_parts(spec):
+        return compile_spec(spec, vocabulary, options, lambda *_: found)
+    made = finished(found, vocabulary)
+    check_start(made, vocabulary)
+    return Grammar(made.engine, made.compiled, made.warnings, made.annotations, (spec, options))
 
 
 def _pushdown(data: bytes) -> Pushdown:

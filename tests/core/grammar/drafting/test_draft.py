@@ -11,7 +11,7 @@ import pytest
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import compile_spec
-from graftlm.core.grammar.drafting.draft import draft, finished
+from graftlm.core.grammar.drafting.draft import draft, finished, from_draft
 from graftlm.core.grammar.schema.algebra.shapes import Shape
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import Choices, JsonSchema, Limits, Options, Regex, Spec
@@ -28,12 +28,15 @@ CASES: dict[str, tuple[Spec, str, str]] = {
 }
 
 
+@pytest.mark.parametrize("protocol", [pickle.DEFAULT_PROTOCOL, pickle.HIGHEST_PROTOCOL])
 @pytest.mark.parametrize("name", CASES)
-def test_a_draft_that_was_sent_makes_the_grammar_that_compiling_makes(name: str) -> None:
+def test_a_draft_that_was_sent_makes_the_grammar_that_compiling_makes(name: str, protocol: int) -> None:
     spec, engine, text = CASES[name]
-    one = compile_spec(spec, BYTES, Options(), lambda spec, options: pickle.loads(pickle.dumps(draft(spec, options))))
-    other = compile_spec(spec, BYTES, Options())
-    assert one.engine == other.engine == engine
+    assert pickle.loads(pickle.dumps(spec, protocol)) == spec
+    sent = pickle.loads(pickle.dumps(draft(spec, Options()), protocol))
+    one, other = from_draft(sent, spec, BYTES, Options()), compile_spec(spec, BYTES, Options())
+    assert one.engine == other.engine == engine and type(one.compiled) is type(other.compiled)
+    assert one.source == other.source == (spec, Options())
     assert one.annotations == other.annotations and one.warnings == other.warnings
     assert allows(one, text) and not allows(one, text[:-1])
     rows = [np.zeros(BYTES.num_words, np.int32) for _ in range(2)]
