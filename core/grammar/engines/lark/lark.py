@@ -25,11 +25,8 @@ MAX_STATES = 1_000
 MAX_DEPTH = 400
 """The same of a walk over members or items: a longer one is cut in parts, whose rules nest less deep."""
 
-_TOLD_EMPTY = 16
-"""Every so many rules of a row, each of which may be empty as the next one may, one says so itself.
-
-llguidance looks for such rules again and again, and finds in each round only those before one that it knows.
-"""
+_GROUP = 4
+"""Parts of a row in one rule."""
 
 MAX_TERMINALS = 45_000
 """Names and values that differ: llguidance compares each with all others, which takes about 4 s for so many."""
@@ -64,6 +61,7 @@ class _LarkWriter(RuleWriter):
         super().__init__(rules)
         self._terminals: dict[Node, str] = {}
         self._uses: dict[int | bytes, tuple[Node, str, str]] = {}  # by id or data; text, and the rule of later uses
+        self._used_twice: set[int | bytes] = set()
         self._regular: dict[int, tuple[Node, bool]] = {}  # by id, with the node so that the id stays its own
         self._regexes: dict[int, tuple[ast.Automaton, Node]] = {}  # likewise, of automata that are regular
         self._graphs: dict[int, tuple[ast.Graph, str]] = {}  # likewise, and how it is named
@@ -81,6 +79,8 @@ class _LarkWriter(RuleWriter):
         return text
 
     def _body(self, node: Node) -> str:
+        if type(node) is ast.Repeat and (node.min, node.max) == (0, 1) and not self._is_regular(node):
+            return f'{self._body(node.item)}|""'
         return self._text(node)[0]
 
     def _text(self, node: Node) -> _Text:
@@ -164,29 +164,49 @@ class _LarkWriter(RuleWriter):
         """A rule for each state, which says how the walk goes on, but for those that are written where they are met."""
         known = self._graphs.get(id(node))
         if known is None:
-            if len(node.rows) > MAX_STATES and depth(node) > MAX_DEPTH:
+            if is_optional_row(node):
+                text = self._optional_row(node.rows)
+            elif len(node.rows) > MAX_STATES and depth(node) > MAX_DEPTH:
                 text = Segments(node, self).write()
             else:
-                text = self._optional_row(node.rows) if is_optional_row(node) else Walk(node, self).write()
+                text = Walk(node, self).write()
             known = self._graphs[id(node)] = (node, text)
         return known[1]
 
     def _optional_row(self, rows: tuple[tuple[tuple[Node, int], ...], ...]) -> str:
-        """The same of parts that may each be left out, the last perhaps repeated, with a mark between two of them."""
-        items = [self.in_sequence(row[0][0]) for row in rows[1::2]]
-        rest, mark = "", rows[-1][0][0] if rows[-1] else None  # what may follow a part; what the last repeats after
-        if mark is not None:
-            rest = self.looping(f'{pair(pair(self.in_sequence(mark), items[-1]), ITSELF)}|""')
-        ways = []
-        for i in range(len(items) - 1, -1, -1):
-            way = pair(items[i], rest) if rest else items[i]
-            ways.append(self.shared(way) if i and not is_short(items[i]) else way)
-            if i and (before := rows[2 * i][0][0]) != mark:
-                later = pair(self.in_sequence(before), ways[-1])
-                told = '|""' if not rest or not (len(items) - i) % _TOLD_EMPTY else ""
-                rest = self.shared(f"{later}|{rest}{told}" if rest else later + told)
-            mark = None
-        return self.shared("|".join(dict.fromkeys([*reversed(ways), '""'])))
+        """The same of parts that may each be left out, the last perhaps repeated, with a mark between two of them.
+
+        A few parts have a rule of what they may begin with, and another of that after a mark, or nothing; so have a few
+        of these, and so on. A parser then looks at the marks of few rules for what may come next, and nests few rules.
+        """
+        mark = self.in_sequence(rows[2][0][0])
+        firsts = [
+            text if is_short(text) else self.shared(text)
+            for text in [self.in_sequence(row[0][0]) for row in rows[1::2]]
+        ]
+        repeats = ""
+        if rows[-1]:
+            repeats = self.looping(f'{pair(pair(mark, firsts[-1]), ITSELF)}|""')
+            firsts[-1] = pair(firsts[-1], repeats)
+        while True:
+            groups = [
+                self._group(mark, firsts[i : i + _GROUP], repeats if i + _GROUP >= len(firsts) else "")
+                for i in range(0, len(firsts), _GROUP)
+            ]
+            if len(groups) == 1:
+                return self.shared("|".join([*groups[0], '""']))
+            if len(groups[-1]) > 1:
+                repeats = ""
+            firsts = ["|".join(ways) if len(ways) == 1 else self.shared("|".join(ways)) for ways in groups]
+
+    def _group(self, mark: str, firsts: list[str], repeats: str) -> list[str]:
+        """The ways in which a text begins with one of these parts; `repeats` is what the last may be after a mark."""
+        ways, rest = [firsts[-1]], ""
+        for i in range(len(firsts) - 1, 0, -1):
+            after = repeats or self.shared(f'{pair(mark, firsts[i])}|""')
+            rest, repeats = pair(after, rest) if rest else after, ""
+            ways.append(pair(firsts[i - 1], rest))
+        return ways[::-1]
 
     def _add(self, name: str, body: str) -> None:
         """A rule that says what another says is that one, unless its own name is in use."""
@@ -260,7 +280,7 @@ class _LarkWriter(RuleWriter):
         return f"/{char_class(ranges)}/"
 
     def _terminal_use(self, node: Node) -> str:
-        """A terminal in a rule. What is used again has a rule, as each terminal in a rule is a symbol of its own."""
+        """A terminal in a rule. What is used a third time has a rule: each use is a symbol of its own."""
         if isinstance(node, ast.Empty):
             return '""'
         key = node.data if isinstance(node, ast.Literal) else id(node)
@@ -275,6 +295,9 @@ class _LarkWriter(RuleWriter):
             self._uses[key] = (node, text, "")
             return text
         _, text, name = known
+        if not name and key not in self._used_twice:
+            self._used_twice.add(key)
+            return text
         if not name:
             name = self.fresh()
             self.define(name, text)

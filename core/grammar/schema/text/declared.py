@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.schema.lowering import Lowering
 
 MAX_WALK = 400
-"""Members that may each be left out, above which a grammar with rules halves their list instead of walking it."""
+"""Members that may each be left out, above which a grammar with rules groups them instead of walking it."""
+_GROUP = 4
+"""Members of a group, and groups of a larger one."""
 
 
 def is_plain(shape: Shape) -> TypeGuard[Object]:
@@ -82,7 +84,7 @@ def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, n
     """
     nodes, comma = [*written, *([others] if others is not None else [])], lowering.tokens.comma
     if lowering.tokens.has_rules and len(nodes) > MAX_WALK:
-        return _Halves(lowering, nodes, repeats=others is not None, needed=needed).text()
+        return _Groups(lowering, nodes, repeats=others is not None, needed=needed).text()
     rows: list[list[tuple[Node, int]]] = [[(EMPTY, 2 * i + 1) for i in range(len(nodes))]]
     last = 2 * len(nodes)
     for i, node in enumerate(nodes):
@@ -97,8 +99,10 @@ def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, n
     return ast.Graph(tuple(map(tuple, rows)), frozenset(ends))  # it has nothing to simplify
 
 
-class _Halves:
-    """The same by rules for halves of the list, halves of those, and so on: a parser nests them but a few deep.
+class _Groups:
+    """The same by rules for a few members, for a few of those, and so on: a parser nests them but a few deep.
+
+    A rule says what may begin a group, and another what of it may follow others: a comma and the first rule.
 
     repeats  whether the last node may come any number of times
     needed   whether it must come
@@ -106,32 +110,33 @@ class _Halves:
 
     def __init__(self, lowering: Lowering, nodes: list[Node], *, repeats: bool, needed: bool) -> None:
         self._token, self._comma = lowering.tokens.token, lowering.tokens.comma
-        self._named = list(map(self._token, nodes))
+        self._nodes = nodes
         self._repeats, self._needed = repeats, needed
 
     def text(self) -> Node:
-        text = self._first(0, len(self._named))
-        return text if self._needed else ast.optional(text)
+        firsts = list(self._nodes)
+        last = ast.concat(self._comma, firsts[-1])  # what of the last one follows others
+        if self._repeats:
+            last = self._token(ast.star(last))
+            firsts[-1] = ast.concat(firsts[-1], last)
+        elif not self._needed:
+            last = self._token(ast.optional(last))
+        while len(firsts) > 1:
+            groups = [firsts[i : i + _GROUP] for i in range(0, len(firsts), _GROUP)]
+            firsts = [self._first(group, None) for group in groups[:-1]] + [self._first(groups[-1], last)]
+            if len(groups[-1]) > 1:
+                last = ast.concat(self._comma, firsts[-1])
+                last = last if self._needed else self._token(ast.optional(last))
+        return firsts[0] if self._needed else ast.optional(firsts[0])
 
-    def _first(self, low: int, high: int) -> Node:
-        """The text from a member on that is the first to be written."""
-        if high - low == 1:
-            node = self._named[low]
-            return ast.concat(node, self._after(low, high)) if self._repeats and self._is_last(low) else node
-        middle = (low + high) // 2
-        return ast.alternation(
-            ast.concat(self._first(low, middle), self._after(middle, high)), self._first(middle, high)
-        )
-
-    def _after(self, low: int, high: int) -> Node:
-        """What of these members may follow others; often nothing."""
-        if high - low == 1:
-            node = ast.concat(self._comma, self._named[low])
-            if self._is_last(low) and (self._repeats or self._needed):
-                return ast.star(node) if self._repeats else node
-            return ast.optional(node)
-        middle = (low + high) // 2
-        return self._token(ast.concat(self._after(low, middle), self._after(middle, high)))
-
-    def _is_last(self, index: int) -> bool:
-        return index == len(self._named) - 1
+    def _first(self, group: list[Node], last: Node | None) -> Node:
+        """The text that one of a group begins; `last` is what of its last one follows others, if not an option."""
+        if len(group) == 1:
+            return group[0]
+        ways: list[Node] = [group[-1]]
+        rest: Node = EMPTY
+        for i in range(len(group) - 1, 0, -1):
+            after, last = last or self._token(ast.optional(ast.concat(self._comma, group[i]))), None
+            rest = ast.concat(after, rest)
+            ways.append(ast.concat(group[i - 1], rest))
+        return self._token(ast.alternation(*reversed(ways)))
