@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from graftlm.core.grammar.ast import (
     ANY_CHAR,
@@ -29,6 +30,8 @@ from graftlm.core.grammar.regex.escapes import (
 from graftlm.core.grammar.regex.flags import Flags
 from graftlm.core.grammar.regex.scanner import Scanner
 
+_PLAIN_CLASS = re.compile(r"((?:[A-Za-z0-9_](?:-[A-Za-z0-9_])?)+)\]")
+_PLAIN_MEMBER = re.compile(r".(?:-.)?")
 _BRACED = re.compile(r"\\[ux]\{([0-9a-fA-F]{1,8})\}")
 
 
@@ -119,6 +122,10 @@ class Characters(Scanner):
         return found
 
     def _class(self, start: int) -> Node:
+        plain = None if self._flags.ignore_case else _PLAIN_CLASS.match(self._text, self._at)
+        if plain is not None and (node := _plain_class(plain[1])) is not None:
+            self._at = plain.end()
+            return node
         negated = self._negated = self._take("^")
         ranges: list[Range] = []
         categories: list[Range] = []  # case makes no difference to these
@@ -176,3 +183,10 @@ class Characters(Scanner):
         if self._text[at] == "\\":
             return self._escaped(at, in_class=True)
         return ord(self._text[at])
+
+
+@lru_cache(maxsize=1024)
+def _plain_class(members: str) -> Node | None:
+    """The class of these members, as `_PLAIN_CLASS` finds them; None where a range runs backwards."""
+    ranges = [(ord(member[0]), ord(member[-1])) for member in _PLAIN_MEMBER.findall(members)]
+    return None if any(high < low for low, high in ranges) else char_set(ranges)
