@@ -37,7 +37,7 @@ _CHARACTERS_PER_STATE = 2
 _USUAL = Options()
 SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
-EDGES_OF_AUTOMATON = 1_200_000
+EDGES_OF_AUTOMATON = 900_000
 """Edges after which it gets the rest as well; an automaton of 20,000 states or less mostly takes below 400,000."""
 
 
