@@ -65,7 +65,7 @@ class SchemaReader:
         self.inside = inside  # the schemas of what strings hold that this reader reads one of
         self.items_differ = items_differ
         self._excludes = options.strict and keywords.excludes(spec.text + spec.documents_text)
-        self.references = References(spec.schema, spec.documents, spec.text)
+        self.references = References(spec.schema, spec.documents, spec.text, spec.documents_text)
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
         self._depth = 0

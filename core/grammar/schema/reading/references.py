@@ -33,8 +33,16 @@ class References:
     A schema without `$id` has the base URI "". Nothing is fetched: a reference to anything else is an error.
     """
 
-    def __init__(self, schema: Any, documents: Mapping[str, Any] | None = None, text: str | None = None) -> None:
-        """`text` is that of `schema` as JSON without blanks: it shows where no schema inside has a name of its own."""
+    def __init__(
+        self,
+        schema: Any,
+        documents: Mapping[str, Any] | None = None,
+        text: str | None = None,
+        documents_text: str | None = None,
+    ) -> None:
+        """The texts of `schema` and of `documents`, as JSON without blanks, show where none inside has a name."""
+        others = (documents or {}).values()
+        in_documents = documents_text is None or _names_inside(documents_text, *others)
         self._documents = {urldefrag(uri)[0]: document for uri, document in (documents or {}).items()} | {"": schema}
         self._resources: dict[str, str] = {}  # URI without fragment -> target
         self._anchors: dict[str, str] = {}  # URI with fragment -> target
@@ -44,7 +52,8 @@ class References:
         self._targets: dict[tuple[str, str], str] = {}  # what base URIs and references led to
         self._next: dict[str, set[str]] = {}  # the resources that a resource leads to
         for uri, document in list(self._documents.items()):
-            self._enter(uri, document, below=bool(uri) or text is None or _names_inside(text, schema))
+            named = text is None or _names_inside(text, schema) if document is schema else in_documents
+            self._enter(uri, document, below=named)
 
     def _enter(self, uri: str, document: Any, *, below: bool = True) -> None:
         key = f".{uri}" if uri.startswith("/") else uri  # a target that begins with "/" is a pointer into the schema
@@ -269,13 +278,13 @@ def _metaschemas() -> dict[str, Any]:
     return found
 
 
-def _names_inside(text: str, schema: Any) -> bool:
-    """Whether anything inside `schema` may be named, or written in another draft."""
-    if not isinstance(schema, dict):
-        return False
-    own = sum(isinstance(schema.get(name), str) for name in _NAMES)
-    return text.count('"$recursiveAnchor":true') > (schema.get("$recursiveAnchor") is True) or (
-        sum(text.count(f'"{name}":"') for name in _NAMES) > own
+def _names_inside(text: str, *schemas: Any) -> bool:
+    """Whether anything inside `schemas`, whose text it is, may be named, or written in another draft."""
+    whole = [schema for schema in schemas if isinstance(schema, dict)]
+    own = sum([isinstance(schema.get(name), str) for schema in whole for name in _NAMES])
+    own_recursive = sum([schema.get("$recursiveAnchor") is True for schema in whole])
+    return text.count('"$recursiveAnchor":true') > own_recursive or (
+        sum([text.count(f'"{name}":"') for name in _NAMES]) > own
     )
 
 

@@ -10,6 +10,7 @@ from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema.reading.references import References
+from graftlm.core.grammar.spec import JsonSchema
 
 DOCUMENT: dict[str, Any] = {
     "$id": "https://example.org/root.json",
@@ -88,6 +89,18 @@ def test_names_below_the_root_are_found_with_the_text_at_hand(name: str) -> None
     reference = "b" if name == "$id" else "#b"
     text = json.dumps(schema, separators=(",", ":"))
     assert References(schema, None, text).target(reference, "/properties/p/$ref") == "/$defs/a"
+
+
+@pytest.mark.parametrize("name", ["$id", "$anchor"])
+def test_names_below_the_root_of_a_document_are_found_with_the_texts_at_hand(name: str) -> None:
+    plain = {"$id": "https://x.org/plain", "$defs": {"id": {"type": "null"}}}
+    other = {"$id": "https://x.org/other", "$defs": {"a": {name: "b", "type": "null"}}}
+    documents = {document["$id"]: document for document in (plain, other)}
+    spec = JsonSchema({}, documents)
+    references = References(spec.schema, spec.documents, spec.text, spec.documents_text)
+    reference = "https://x.org/b" if name == "$id" else "https://x.org/other#b"
+    assert references.target(reference, "/$ref") == "https://x.org/other#/$defs/a"
+    assert references.target("https://x.org/plain#/$defs/id", "/$ref") == "https://x.org/plain#/$defs/id"
 
 
 def test_a_document_may_have_a_name_that_begins_with_a_slash() -> None:
