@@ -157,7 +157,8 @@ class _LarkWriter(RuleWriter):
             return text
         uses = self._groups[text] = self._groups.get(text, 0) + 1
         if uses > 1:
-            return self.shared(text)
+            is_option = type(node) is ast.Repeat and (node.min, node.max) == (0, 1) and text[0] == "("
+            return self.shared(f'{text[1:-2]}|""' if is_option else text)
         return _grouped((text, level), _SEQUENCE)
 
     def _graph(self, node: ast.Graph) -> str:

@@ -40,15 +40,15 @@ def members(lowering: Lowering, parts: Sequence[Object]) -> Node:
         declared = {name: both(*[_member(part, name) for part in parts]) for name in listed}
     names = dict.fromkeys([*declared, *[name for part in parts for name in part.required]])
     values: dict[Shape, Node] = {}  # many members have one shape
-    name_of, comma = lowering.tokens.name, lowering.tokens.comma
-    written: list[tuple[Node, Node, bool]] = []
+    name_of = lowering.tokens.name
+    written: list[tuple[Node, bool]] = []
     for name in names:
         member = declared.get(name, additional)
         value = values.get(member)
         if value is None:
             value = values[member] = lowering.member_value(member)
         if not ast.is_nothing(value):
-            written.append((name_of(name), value, name in required))
+            written.append((ast.concat(name_of(name), value), name in required))
         elif name in required:
             return ast.NOTHING
     others = None
@@ -56,18 +56,24 @@ def members(lowering: Lowering, parts: Sequence[Object]) -> Node:
         value = lowering.member_value(additional)
         if not ast.is_nothing(value):
             others = ast.concat(lowering.tokens.key(lowering.tokens.other_names(list(names))), value)
-    first = next((i for i, (_, _, is_required) in enumerate(written) if is_required), None)
+    return in_order(lowering, written, others)
+
+
+def in_order(lowering: Lowering, written: list[tuple[Node, bool]], others: Node | None) -> Node:
+    """The text of members in a row, some of which may be left out, then any number of others."""
+    comma = lowering.tokens.comma
+    first = next((i for i, (_, is_required) in enumerate(written) if is_required), None)
     if first is None:
-        return _first_of(lowering, [ast.concat(*member[:2]) for member in written], others, needed=False)
+        return _first_of(lowering, [member for member, _ in written], others, needed=False)
     after: list[Node] = []
-    for key, value, is_required in written[first + 1 :]:
-        node = ast.concat(comma, key, value)
+    for member, is_required in written[first + 1 :]:
+        node = ast.concat(comma, member)
         after.append(node if is_required else ast.optional(node))
     if others is not None:
         after.append(ast.star(ast.concat(comma, others)))
     if first == 0:
-        return ast.concat(*written[0][:2], *after)
-    needed = [ast.concat(*member[:2]) for member in written[: first + 1]]
+        return ast.concat(written[0][0], *after)
+    needed = [member for member, _ in written[: first + 1]]
     return ast.concat(_first_of(lowering, needed, None, needed=True), *after)
 
 

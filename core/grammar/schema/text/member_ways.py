@@ -90,13 +90,13 @@ class MemberWays:
         if never:
             lacking = frozenset([leaf for leaf in self._objects if not never.isdisjoint(leaf.required)])
             formula = decide(formula, lacking, False)
-        self._walked = [name for name in self.names if name not in never] if never else self.names
+        self.walked = [name for name in self.names if name not in never] if never else self.names
         # at each of these names: leaves that list it, what they say of it unless it is anything, those that require
         # it, and those that it settles
-        self._listing: list[set[Shape]] = [set() for _ in self._walked]
-        self._members: list[dict[Object, Shape]] = [{} for _ in self._walked]
-        self._requiring: list[set[Shape]] = [set() for _ in self._walked]
-        self._settled: list[set[Shape]] = [set() for _ in range(len(self._walked) + 2)]
+        self._listing: list[set[Shape]] = [set() for _ in self.walked]
+        self._members: list[dict[Object, Shape]] = [{} for _ in self.walked]
+        self._requiring: list[set[Shape]] = [set() for _ in self.walked]
+        self._settled: list[set[Shape]] = [set() for _ in range(len(self.walked) + 2)]
         self._look_at_names()
         self.start: State = (0, self._settle(formula, 0), (0, 0))
         self._known: dict[State, Ways] = {}
@@ -111,7 +111,7 @@ class MemberWays:
     def _ways_from(self, state: State) -> Ways:
         position, formula, counts = state
         found = Ways()
-        is_other = position == len(self._walked)
+        is_other = position == len(self.walked)
         if is_other:
             found.ends = accepts(formula, lambda leaf, holds: self._certain(leaf, holds, counts))
             ways = self._others(formula) if counts[1] < self._num_others else []
@@ -128,7 +128,7 @@ class MemberWays:
         return found
 
     def _look_at_names(self) -> None:
-        positions = {name: i for i, name in enumerate(self._walked)}
+        positions = {name: i for i, name in enumerate(self.walked)}
         for leaf in self._objects:
             listed = [name for name, _ in leaf.properties if name in positions]
             is_simple = leaf.names is None and not leaf.patterns
@@ -136,7 +136,7 @@ class MemberWays:
                 self._closed.add(leaf)
             for name in listed:
                 self._listing[positions[name]].add(leaf)
-            for name in listed if is_simple and leaf.additional in (ANYTHING, NOTHING) else self._walked:
+            for name in listed if is_simple and leaf.additional in (ANYTHING, NOTHING) else self.walked:
                 shape = self._algebra.member(leaf, name)
                 if shape != ANYTHING:
                     self._members[positions[name]][leaf] = shape
@@ -152,7 +152,7 @@ class MemberWays:
             formula = decide(formula, others, False)
             alive = leaf_set(formula)
         shapes = {leaf: shape for leaf, shape in self._members[position].items() if leaf in alive}
-        key = self._walked[position]
+        key = self.walked[position]
         return [(key, value, after) for value, after in self._branch(formula, shapes)]
 
     def _branch(self, formula: Formula, shapes: dict[Object, Shape]) -> list[tuple[Shape, Formula]]:
@@ -185,7 +185,7 @@ class MemberWays:
         """After so many names nothing can make `leaf` fail; one more than there are names if only the end decides."""
         free = leaf.additional == ANYTHING and leaf.names is None and all(s == ANYTHING for _, s in leaf.patterns)
         if not free or leaf.min_properties or leaf.max_properties is not None:
-            return len(self._walked) + 1
+            return len(self.walked) + 1
         named = [name for name in (*leaf.required, *(name for name, _ in leaf.properties)) if name in positions]
         deciding = [name for name in named if name in leaf.required or leaf in self._members[positions[name]]]
         return 1 + max((positions[name] for name in deciding), default=-1)

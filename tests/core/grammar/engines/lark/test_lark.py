@@ -140,14 +140,13 @@ KINDS = [
 ]
 
 
-def test_members_that_many_objects_leave_out_have_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_many_objects_leave_out_have_a_rule() -> None:
     language = language_of(of_kinds(30), Options(strict=False), token_rules=True)
     text = lark.to_lark(language.node, language.rules)
-    monkeypatch.setattr(lark._LarkWriter, "option", lambda self, node: None)
-    walk = lark.to_lark(language.node, language.rules)
-    assert len(text.splitlines()) < 0.8 * len(walk.splitlines())
+    options = [line for line in text.splitlines() if line.endswith('|""') and line.count(" ") == 2]
+    assert 30 <= len(options) <= 64
     for document, is_accepted in KINDS:
-        assert accepted(text, document) == accepted(walk, document) == is_accepted, document
+        assert accepted(text, document) == is_accepted, document
 
 
 def test_a_member_is_left_out_by_its_rule_from_the_second_time_on() -> None:
