@@ -12,11 +12,11 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import minimal, product
-from graftlm.core.grammar.engines.lark.optional_row import is_optional_row
+from graftlm.core.grammar.engines.lark.optional_row import is_optional_row, write_row
 from graftlm.core.grammar.engines.lark.segments import Segments, depth
 from graftlm.core.grammar.engines.lark.short_regex import short_regex
 from graftlm.core.grammar.engines.lark.walk import Walk
-from graftlm.core.grammar.engines.lark.words import ITSELF, is_rule, is_short, joined, pair
+from graftlm.core.grammar.engines.lark.words import ITSELF, is_rule, joined
 from graftlm.core.grammar.engines.regex_text import char_class, plain
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
 
@@ -24,9 +24,6 @@ MAX_STATES = 1_000
 """States of an automaton whose rules nest one inside the other, each as deep as llguidance recurses."""
 MAX_DEPTH = 400
 """The same of a walk over members or items: a longer one is cut in parts, whose rules nest less deep."""
-
-_GROUP = 4
-"""Parts of a row in one rule."""
 
 MAX_TERMINALS = 45_000
 """Names and values that differ: llguidance compares each with all others, which takes about 4 s for so many."""
@@ -175,39 +172,9 @@ class _LarkWriter(RuleWriter):
         return known[1]
 
     def _optional_row(self, rows: tuple[tuple[tuple[Node, int], ...], ...]) -> str:
-        """The same of parts that may each be left out, the last perhaps repeated, with a mark between two of them.
-
-        A few parts have a rule of what they may begin with, and another of that after a mark, or nothing; so have a few
-        of these, and so on. A parser then looks at the marks of few rules for what may come next, and nests few rules.
-        """
-        mark = self.in_sequence(rows[2][0][0])
-        firsts = [
-            text if is_short(text) else self.shared(text)
-            for text in [self.in_sequence(row[0][0]) for row in rows[1::2]]
-        ]
-        repeats = ""
-        if rows[-1]:
-            repeats = self.looping(f'{pair(pair(mark, firsts[-1]), ITSELF)}|""')
-            firsts[-1] = pair(firsts[-1], repeats)
-        while True:
-            groups = [
-                self._group(mark, firsts[i : i + _GROUP], repeats if i + _GROUP >= len(firsts) else "")
-                for i in range(0, len(firsts), _GROUP)
-            ]
-            if len(groups) == 1:
-                return self.shared("|".join([*groups[0], '""']))
-            if len(groups[-1]) > 1:
-                repeats = ""
-            firsts = ["|".join(ways) if len(ways) == 1 else self.shared("|".join(ways)) for ways in groups]
-
-    def _group(self, mark: str, firsts: list[str], repeats: str) -> list[str]:
-        """The ways in which a text begins with one of these parts; `repeats` is what the last may be after a mark."""
-        ways, rest = [firsts[-1]], ""
-        for i in range(len(firsts) - 1, 0, -1):
-            after = repeats or self.shared(f'{pair(mark, firsts[i])}|""')
-            rest, repeats = pair(after, rest) if rest else after, ""
-            ways.append(pair(firsts[i - 1], rest))
-        return ways[::-1]
+        """The same of parts that may each be left out, the last perhaps repeated, with a mark between two of them."""
+        items = [self.in_sequence(row[0][0]) for row in rows[1::2]]
+        return write_row(self, self.in_sequence(rows[2][0][0]), items, repeats=bool(rows[-1]))
 
     def _add(self, name: str, body: str) -> None:
         """A rule that says what another says is that one, unless its own name is in use."""

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from graftlm.core.grammar import ast
+from graftlm.core.grammar.engines.lark.walk import Rules
+from graftlm.core.grammar.engines.lark.words import ITSELF, is_short, pair
+
+_GROUP = 4
+"""Parts of a row in one rule."""
 
 
 def is_optional_row(node: ast.Graph) -> bool:
@@ -33,3 +38,34 @@ def is_optional_row(node: ast.Graph) -> bool:
             if target != i + 3 or type(skip) is not ast.Empty:  # equality of nodes takes far longer
                 return False
     return True
+
+
+def write_row(rules: Rules, mark: str, items: list[str], *, repeats: bool) -> str:
+    """Define the rules of a row of `items`, the last perhaps repeated; return the first one's name.
+
+    A few parts have a rule of what they may begin with, and another of that after a mark, or nothing; so have a few
+    of these, and so on. A parser then looks at the marks of few rules for what may come next, and nests few rules.
+    """
+    firsts = [item if is_short(item) else rules.shared(item) for item in items]
+    again = ""  # what the last part may be after a mark, if not once or not at all
+    if repeats:
+        again = rules.looping(f'{pair(pair(mark, firsts[-1]), ITSELF)}|""')
+        firsts[-1] = pair(firsts[-1], again)
+    while True:
+        starts = range(0, len(firsts), _GROUP)
+        groups = [_group(rules, mark, firsts[i : i + _GROUP], again if i == starts[-1] else "") for i in starts]
+        if len(groups) == 1:
+            return rules.shared("|".join([*groups[0], '""']))
+        if len(groups[-1]) > 1:
+            again = ""
+        firsts = ["|".join(ways) if len(ways) == 1 else rules.shared("|".join(ways)) for ways in groups]
+
+
+def _group(rules: Rules, mark: str, firsts: list[str], again: str) -> list[str]:
+    """The ways in which a text begins with one of these parts; `again` as above."""
+    ways, rest = [firsts[-1]], ""
+    for i in range(len(firsts) - 1, 0, -1):
+        after = again or rules.shared(f'{pair(mark, firsts[i])}|""')
+        rest, again = pair(after, rest) if rest else after, ""
+        ways.append(pair(firsts[i - 1], rest))
+    return ways[::-1]
