@@ -13,6 +13,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import minimal, product
 from graftlm.core.grammar.engines.lark.optional_row import is_optional_row, write_row
+from graftlm.core.grammar.engines.lark.overlaps import as_one
 from graftlm.core.grammar.engines.lark.segments import Segments, depth
 from graftlm.core.grammar.engines.lark.short_regex import short_regex
 from graftlm.core.grammar.engines.lark.walk import Walk
@@ -93,8 +94,9 @@ class _LarkWriter(RuleWriter):
         if isinstance(node, ast.Repeat):
             return f"{_grouped(self._text(node.item), _ATOM)}{quantifier(node.min, node.max)}", _SEQUENCE
         if isinstance(node, ast.Alternation):
-            regular = [item for item in node.items if self._is_regular(item)]
-            others = [item for item in node.items if not self._is_regular(item)]
+            items = as_one(node.items, self._rules, self._is_regular)
+            regular = [item for item in items if self._is_regular(item)]
+            others = [item for item in items if not self._is_regular(item)]
             merged = [ast.alternation(*regular)] if regular else []
             return "|".join([self._body(item) for item in [*merged, *others]]), _CHOICE
         if isinstance(node, ast.Graph):
