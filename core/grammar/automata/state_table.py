@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 8
 """Bytes of which arrays in a pickle begin at a multiple."""
-_ARRAYS = ("_degrees", "_singles")
 LONGEST_RUN = 1 << 16
 """Forced bytes that are found at once."""
 
@@ -87,31 +86,32 @@ class StateTable(ABC):
         fits = shorts.min <= self.table.min(initial=0) and self.table.max(initial=0) <= shorts.max
         table = self.table.astype(np.int16) if fits else self.table
         layout: list[tuple[str, str, tuple[int, ...]]] = []
-        data, others = bytearray(), dict[str, Any]()
+        data, measured, others = bytearray(), dict[str, tuple[str, bytes]](), dict[str, Any]()
         for name in (*self.__dataclass_fields__, *self._MEASURED):
             value = own.get(name)
             if name == "table" or name not in own:
                 continue
             if isinstance(value, array):
-                others[name] = (value.typecode, value.tobytes())
+                measured[name] = (value.typecode, value.tobytes())
             elif isinstance(value, np.ndarray):
                 layout.append((name, value.dtype.char, value.shape))
                 data += value.tobytes()
                 data += bytes(-len(data) % _ALIGNMENT)
             else:
                 others[name] = value
-        return table.shape, table.dtype.char, table.tobytes(), layout, data, others
+        return table.shape, table.dtype.char, table.tobytes(), layout, data, measured, others
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        shape, kind, table, layout, data, others = state
+        shape, kind, table, layout, data, measured, others = state
         own = self.__dict__
+        own.update(others)
         own["table"] = np.ndarray(shape, kind, table).astype(np.int32)
         place = 0
         for name, kind, shape in layout:
             found = own[name] = np.ndarray(shape, kind, data, place)
             place += found.nbytes + -found.nbytes % _ALIGNMENT
-        for name, value in others.items():
-            own[name] = array(*value) if name in _ARRAYS else value
+        for name, numbers in measured.items():
+            own[name] = array(*numbers)
 
     @property
     def num_states(self) -> int:

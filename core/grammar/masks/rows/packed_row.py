@@ -38,8 +38,10 @@ def empty_row(num_words: int) -> Int32Array:
 
 
 def pack(row: Int32Array, base: Int32Array, ends: Int32Array) -> PackedRow:
-    """Pack the tokens of `row`, which `empty_row` gave, those of `base`, which may not be changed afterwards, and some
-    more ids.
+    """Pack the tokens of `row`, which `empty_row` gave, those of `base`, and some more.
+
+    base  int32 [num_words], not to be changed afterwards
+    ends  int32 [num]: ids of the others
     """
     differences = _differences.machine_code
     if differences is None:
