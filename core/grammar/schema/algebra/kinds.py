@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra.shapes import (
+    NOTHING,
     Array,
     Boolean,
     Both,
@@ -98,8 +99,14 @@ class KindsBehind:
 
 def tells_kinds_apart(parts: Iterable[Shape], kinds_of: Callable[[Shape], Collection[str]] = possible_kinds) -> bool:
     """Whether at most one of the alternatives is an array, and one an object."""
-    kinds = [kind for part in parts for kind in kinds_of(part)]
-    return kinds.count("array") <= 1 and kinds.count("object") <= 1
+    has_array = has_object = False
+    for part in parts:
+        kinds = kinds_of(part)
+        is_array, is_object = "array" in kinds, "object" in kinds
+        if (is_array and has_array) or (is_object and has_object):
+            return False
+        has_array, has_object = has_array or is_array, has_object or is_object
+    return True
 
 
 def plainly_apart(a: Shape, b: Shape) -> bool:
@@ -108,12 +115,27 @@ def plainly_apart(a: Shape, b: Shape) -> bool:
         case Literals(texts), Literals(others) if all(text[0] == '"' for text in texts):
             return not set(texts) & set(others)
         case Object(), Object():
-            for name in a.required:
-                one, other = a.property(name), b.property(name) if name in b.required else None
-                if isinstance(one, Literals) and isinstance(other, Literals) and plainly_apart(one, other):
-                    return True
-            return False
+            return _lacks_needed(a, b) or _lacks_needed(b, a)
     return not set(possible_kinds(a)) & set(possible_kinds(b))
+
+
+def objects_apart(a: Shape, b: Shape) -> bool:
+    """Whether the same shows of two shapes of objects, also where strict mode takes their type from their keywords."""
+    one, other = (shape.shape if isinstance(shape, Implied) else shape for shape in (a, b))
+    return isinstance(one, Object) and isinstance(other, Object) and plainly_apart(one, other)
+
+
+def _lacks_needed(a: Object, b: Object) -> bool:
+    """Whether `a` needs a member that `b` forbids, or for which they name other constants."""
+    closed = b.additional is NOTHING and not b.patterns
+    for name in a.required:
+        other = b.property(name)
+        if other is NOTHING or (other is None and closed):
+            return True
+        one = a.property(name)
+        if isinstance(one, Literals) and isinstance(other, Literals) and plainly_apart(one, other):
+            return True
+    return False
 
 
 def pairs_to_compare(shapes: Sequence[Shape]) -> Iterator[tuple[int, int]]:

@@ -221,7 +221,7 @@ class ShapeAlgebra:
         if a == b:
             return False
         one, other = self._resolved(a), self._resolved(b)
-        if kinds_of.plainly_apart(one, other):
+        if kinds_of.plainly_apart(one, other) or (not self._standard and kinds_of.objects_apart(one, other)):
             return True
         both_admit_empty = all(isinstance(shape, Object) and shape.admits_empty for shape in (one, other))
         if both_admit_empty or not self.is_nothing(both(a, b)):
@@ -256,6 +256,8 @@ class ShapeAlgebra:
                 return self.is_nothing(self.resolve(target))
             case Union(parts):
                 return all(map(self.is_nothing, parts))
+            case ExactlyOne():
+                return self.is_nothing(self.expanded(shape))
             case Object():
                 return self._no_object((shape,))
             case Array():
@@ -263,7 +265,8 @@ class ShapeAlgebra:
             case Number() | Text():
                 return scalars.certainly_empty(shape)
             case _:
-                return all(self._none_of(shape, kind) for kind in possible_kinds(shape))
+                kinds = self._kinds(shape)
+                return all(self._none_of(shape, kind) for kind in possible_kinds(shape) if kind in kinds)
 
     def reduced(self, shape: Shape) -> Shape:
         """`shape`, as pieces where it is of one scalar kind; NOTHING where it is certain that no value has it."""
@@ -276,8 +279,8 @@ class ShapeAlgebra:
 
     def _none_of(self, shape: Shape, kind: str) -> bool:
         narrowed = self.narrow(shape, kind)
-        if narrowed in (NOTHING, ANYTHING):
-            return narrowed == NOTHING
+        if narrowed is NOTHING or narrowed is ANYTHING:
+            return narrowed is NOTHING
         if kind in _FREE:
             return not self._pieces(narrowed, kind)
         found = self.cases.of(narrowed)

@@ -125,11 +125,19 @@ def admits(shape: Text, text: str) -> bool:
     """Whether `text` has this shape."""
     if len(text) < shape.min_length or (shape.max_length is not None and len(text) > shape.max_length):
         return False
+    if shape.no_texts and text in _plain_texts(shape.no_texts):
+        return False
     return (
         all(product.matches(pattern_node(pattern), text) for pattern in shape.patterns)
         and all(product.matches(format_node(name), _spelled_for(name, text)) for name in shape.formats)
-        and not any(product.matches(part, text) for part in _refused(shape))
+        and not any(product.matches(part, text) for part in _refused_kinds(shape))
     )
+
+
+@lru_cache(maxsize=256)
+def _plain_texts(texts: tuple[str, ...]) -> frozenset[str]:
+    """The strings with these JSON texts."""
+    return frozenset(map(json.loads, texts))
 
 
 def _spelled_for(name: str, text: str) -> str:
@@ -146,11 +154,16 @@ def _parts(shape: Text) -> list[Node]:
 
 def _refused(shape: Text) -> list[Node]:
     """What a text of `shape` must not match: all that any dialect matches, and any reader takes for the format."""
-    found = [pattern_node(pattern, wide=True) for pattern in shape.no_patterns]
-    found += [wide_format_node(name) for name in shape.no_formats]
+    found = _refused_kinds(shape)
     if shape.no_texts:
         found.append(ast.alternation(*(ast.literal(json.loads(text)) for text in shape.no_texts)))
     return found
+
+
+def _refused_kinds(shape: Text) -> list[Node]:
+    """The same but for single texts."""
+    found = [pattern_node(pattern, wide=True) for pattern in shape.no_patterns]
+    return found + [wide_format_node(name) for name in shape.no_formats]
 
 
 @lru_cache(maxsize=64)

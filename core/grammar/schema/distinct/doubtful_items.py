@@ -18,14 +18,18 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     NOTHING,
     Anything,
     Array,
+    Boolean,
     Both,
     ExactlyOne,
     Implied,
     Literals,
     Not,
+    Null,
+    Number,
     Object,
     Reference,
     Shape,
+    Text,
     Union,
     both,
     item_at,
@@ -105,10 +109,15 @@ class DoubtfulItems:
 
     def _may_lack(self, place: Place) -> bool:
         """Whether arrays or objects at this place do; the places in them are looked at later."""
-        parts = [part for shape, holds in place for part in self._containers(shape, holds)]
-        arrays = [(part, holds) for part, holds in parts if isinstance(part, Array)]
-        objects = [(part, holds) for part, holds in parts if isinstance(part, Object)]
-        self._work += [_items(arrays), *self._members(objects)]
+        check()
+        arrays: list[tuple[Array, int]] = []
+        objects: list[tuple[Object, int]] = []
+        for shape, holds in place:
+            self._look_for(shape, holds, frozenset(), arrays, objects)
+        if arrays:
+            self._work.append(_items(arrays))
+        if objects:
+            self._work += self._members(objects)
         if any(part.unique for part, _ in arrays):
             firm = frozenset(part for part, holds in arrays if holds == _ALWAYS)
             self.are_anywhere |= self.are_in(Containers(tuple(part for part, _ in arrays), firm))
@@ -192,36 +201,49 @@ class DoubtfulItems:
             case _:
                 return None
 
-    def _containers(
-        self, shape: Shape, holds: int, following: frozenset[str] = frozenset()
-    ) -> Iterator[tuple[Array | Object, int]]:
-        """The arrays and objects that `shape` speaks of, and how each holds where the value is of its kind.
+    def _look_for(
+        self,
+        shape: Shape,
+        holds: int,
+        following: frozenset[str],
+        arrays: list[tuple[Array, int]],
+        objects: list[tuple[Object, int]],
+    ) -> None:
+        """Add the arrays and objects that `shape` speaks of, and how each holds where the value is of its kind.
 
         following  targets that led here: what leads back to them speaks of nothing more
         """
-        check()
-        match shape:
-            case Array() | Object():
-                yield shape, holds
-            case Literals(texts):
-                yield from ((part, holds) for part in map(_constant, texts) if part is not None)
-            case Reference(target) if target not in following:
-                yield from self._containers(self._algebra.resolve(target), holds, following | {target})
+        match shape:  # the most common first; most of what a schema says is of scalars
+            case Object():
+                objects.append((shape, holds))
+            case Reference(target):
+                if target not in following:
+                    inner = self._algebra.resolve(target)
+                    self._look_for(inner, holds, following | {target}, arrays, objects)
+            case Array():
+                arrays.append((shape, holds))
             case Both(parts):
                 for part in parts:
-                    yield from self._containers(part, holds, following)
+                    self._look_for(part, holds, following, arrays, objects)
             case Union(parts) | ExactlyOne(parts):
                 if not tells_kinds_apart(parts, self._values.kinds):
                     holds = min(holds, _AT_TIMES if isinstance(shape, Union) else _EXCLUDED)
                 for part in parts:
-                    yield from self._containers(part, holds, following)
+                    self._look_for(part, holds, following, arrays, objects)
             case Not(inner):
-                yield from self._containers(inner, _EXCLUDED, following)
+                self._look_for(inner, _EXCLUDED, following, arrays, objects)
             case Implied(inner):
-                yield from self._containers(inner, holds, following)
+                self._look_for(inner, holds, following, arrays, objects)
+            case Literals(texts):
+                arrays += [(part, holds) for part in map(_constant, texts) if part is not None]
 
     def _members(self, objects: list[tuple[Object, int]]) -> Iterator[Place]:
         """What the members of objects may have to be: a place for each name that is declared, one for the others."""
+        if len(objects) == 1 and not objects[0][0].patterns:
+            ((part, holds),) = objects
+            yield from [((item, holds),) for _, item in part.properties if type(item) not in _SCALARS]
+            yield ((part.additional, holds),)
+            return
         found: dict[str, dict[tuple[Shape, int], None]] = {}
         for part, holds in objects:
             for name, item in part.properties:
@@ -238,6 +260,8 @@ class DoubtfulItems:
 
 
 _PLAIN = (ANYTHING, NOTHING)
+_SCALARS = frozenset({Anything, Boolean, Null, Number, Text})
+"""What speaks of no array or object."""
 
 
 def _items(arrays: list[tuple[Array, int]]) -> Place:

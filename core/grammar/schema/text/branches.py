@@ -77,8 +77,10 @@ def _joined(formula: Union | Both, some: frozenset[Shape], hold: bool, known: di
     is_union = isinstance(formula, Union)
     parts = formula.alternatives if isinstance(formula, Union) else formula.parts
     settling = ANYTHING if is_union else NOTHING
+    if not _settling_leaves(formula, parts, hold == is_union).isdisjoint(some):
+        return settling
     if _is_flat(formula, parts):
-        return _decide_flat(formula, parts, some, hold)
+        return _decide_flat(formula, parts, some)
     decided = []
     for part in parts:
         left = _decide(part, some, hold, known)
@@ -97,13 +99,23 @@ def _is_flat(formula: Union | Both, parts: tuple[Shape, ...]) -> bool:
     return found
 
 
-def _decide_flat(formula: Union | Both, parts: tuple[Shape, ...], some: frozenset[Shape], hold: bool) -> Formula:
+def _settling_leaves(formula: Union | Both, parts: tuple[Shape, ...], positive: bool) -> frozenset[Shape]:
+    """The leaves that are a part themselves or, unless `positive`, whose Not is: any of them may settle the formula."""
+    name = "_positive" if positive else "_negative"
+    found: frozenset[Shape] | None = formula.__dict__.get(name)
+    if found is None:
+        if positive:
+            found = frozenset([part for part in parts if not isinstance(part, (Union, Both, Not))])
+        else:
+            found = frozenset([part.shape for part in parts if isinstance(part, Not)])
+        formula.__dict__[name] = found
+    return found
+
+
+def _decide_flat(formula: Union | Both, parts: tuple[Shape, ...], some: frozenset[Shape]) -> Formula:
     """The same of a flat formula: there may be many, with many leaves, of which some more are decided each time."""
     is_union = isinstance(formula, Union)
     in_order = leaves(formula)
-    are_positive = [part is leaf for part, leaf in zip(parts, in_order, strict=True) if leaf in some]
-    if (hold == is_union) in are_positive:
-        return ANYTHING if is_union else NOTHING
     left = tuple([part for part, leaf in zip(parts, in_order, strict=True) if leaf not in some])
     if len(left) < 2:
         return left[0] if left else NOTHING if is_union else ANYTHING

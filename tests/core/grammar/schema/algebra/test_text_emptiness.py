@@ -35,3 +35,8 @@ def test_two_patterns_admit_what_their_product_does(patterns: tuple[str, str], b
 
 def test_a_pattern_that_is_excluded_leaves_nothing() -> None:
     assert text_language.is_empty(Text(patterns=("^a", "b$"), no_patterns=("b$",)))
+
+
+def test_a_text_that_is_left_out_is_not_admitted_however_it_is_spelled() -> None:
+    shape = Text(no_patterns=("^x",), no_texts=('"\\u0061"', '"b"'))
+    assert [text for text in ("a", "b", "c", "x") if text_language.admits(shape, text)] == ["c"]

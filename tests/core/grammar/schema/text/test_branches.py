@@ -19,7 +19,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     union,
 )
 from graftlm.core.grammar.schema.text import branches
-from graftlm.core.grammar.schema.text.branches import Question, branch, decide
+from graftlm.core.grammar.schema.text.branches import Question, branch, decide, leaf_set
 
 A, B, C = (Object(required=(name,)) for name in "abc")
 
@@ -113,3 +113,34 @@ def test_a_formula_of_leaves_is_decided_part_by_part(
     for _ in range(2):  # what is left is decided as well
         assert decide(formula, some, hold) == join(*map(decided, parts))
         some |= {Object(required=("d",))}
+
+
+def _formula(parts: list[Shape], is_union: bool) -> Shape:
+    return Union(tuple(parts)) if is_union else Both(tuple(parts))
+
+
+_NESTED = st.recursive(
+    st.sampled_from([A, B, C, Not(A), Not(B), Not(C)]),
+    lambda inner: st.builds(_formula, st.lists(inner, min_size=2, max_size=4, unique=True), st.booleans()),
+    max_leaves=12,
+)
+
+
+@given(_NESTED, st.frozensets(st.sampled_from([A, B, C])), st.booleans())
+def test_a_formula_of_formulas_holds_as_before_once_some_leaves_are_decided(
+    formula: Shape, some: frozenset[Shape], hold: bool
+) -> None:
+    def holds(part: Shape, true: set[Shape]) -> bool:
+        match part:
+            case Union(parts):
+                return any(holds(one, true) for one in parts)
+            case Both(parts):
+                return all(holds(one, true) for one in parts)
+            case Not(inner):
+                return inner not in true
+        return part == ANYTHING or part in true
+
+    left = decide(formula, some, hold)
+    assert leaf_set(left).isdisjoint(some)
+    for true in ({A}, {B}, {C}, {A, B}, {A, C}, {B, C}, {A, B, C}, set[Shape]()):
+        assert holds(left, set(true)) == holds(formula, true | some if hold else true - some)
