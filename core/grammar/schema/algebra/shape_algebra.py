@@ -265,8 +265,7 @@ class ShapeAlgebra:
             case Number() | Text():
                 return scalars.certainly_empty(shape)
             case _:
-                kinds = self._kinds(shape)
-                return all(self._none_of(shape, kind) for kind in possible_kinds(shape) if kind in kinds)
+                return all(self._none_of(shape, kind) for kind in possible_kinds(shape) if kind in self._kinds(shape))
 
     def reduced(self, shape: Shape) -> Shape:
         """`shape`, as pieces where it is of one scalar kind; NOTHING where it is certain that no value has it."""
