@@ -62,7 +62,7 @@ class _LarkWriter(RuleWriter):
         self._used_twice: set[int | bytes] = set()
         self._regular: dict[int, tuple[Node, bool]] = {}  # by id, with the node so that the id stays its own
         self._regexes: dict[int, tuple[ast.Automaton, Node]] = {}  # likewise, of automata that are regular
-        self._graphs: dict[int, tuple[ast.Graph, str]] = {}  # likewise, and how it is named
+        self._graphs: dict[int, tuple[ast.Graph, str, bool]] = {}  # likewise; a name, or the body of a row
         self._optional: set[Node] = set()
         self._names_of_bodies: dict[str, str] = {}
         self._later_uses: dict[str, _Text] = {}  # of rules, by name, once that is no terminal
@@ -78,7 +78,7 @@ class _LarkWriter(RuleWriter):
 
     def _body(self, node: Node) -> str:
         if type(node) is ast.Repeat and (node.min, node.max) == (0, 1) and not self._is_regular(node):
-            return f'{self._body(node.item)}|""'
+            return f"{self._body(node.item)}|"
         return self._text(node)[0]
 
     def _text(self, node: Node) -> _Text:
@@ -92,7 +92,10 @@ class _LarkWriter(RuleWriter):
         if isinstance(node, ast.Concat):
             return self._concat(node.items)
         if isinstance(node, ast.Repeat):
-            return f"{_grouped(self._text(node.item), _ATOM)}{quantifier(node.min, node.max)}", _SEQUENCE
+            item = self._text(node.item)
+            if item[1] != _ATOM and (node.min, node.max) == (0, 1):
+                return f"[{item[0]}]", _ATOM
+            return f"{_grouped(item, _ATOM)}{quantifier(node.min, node.max)}", _SEQUENCE
         if isinstance(node, ast.Alternation):
             items = as_one(node.items, self._rules, self._is_regular)
             regular = [item for item in items if self._is_regular(item)]
@@ -152,26 +155,27 @@ class _LarkWriter(RuleWriter):
                 return text
         else:
             text, level = self._text(node)
-        if level != _CHOICE and (type(node) is not ast.Repeat or text[-2] != ")"):
+        is_option = type(node) is ast.Repeat and text[-1] == "]"
+        if level != _CHOICE and not is_option and (type(node) is not ast.Repeat or text[-2] != ")"):
             return text
         uses = self._groups[text] = self._groups.get(text, 0) + 1
         if uses > 1:
-            is_option = type(node) is ast.Repeat and (node.min, node.max) == (0, 1) and text[0] == "("
-            return self.shared(f'{text[1:-2]}|""' if is_option else text)
+            return self.shared(f"{text[1:-1]}|" if is_option else text)
         return _grouped((text, level), _SEQUENCE)
 
     def _graph(self, node: ast.Graph) -> str:
         """A rule for each state, which says how the walk goes on, but for those that are written where they are met."""
         known = self._graphs.get(id(node))
         if known is None:
-            if is_optional_row(node):
+            is_row = is_optional_row(node)
+            if is_row:
                 text = self._optional_row(node.rows)
             elif len(node.rows) > MAX_STATES and depth(node) > MAX_DEPTH:
                 text = Segments(node, self).write()
             else:
                 text = Walk(node, self).write()
-            known = self._graphs[id(node)] = (node, text)
-        return known[1]
+            known = self._graphs[id(node)] = (node, text, is_row)
+        return self.written(known[1]) if known[2] else known[1]
 
     def _optional_row(self, rows: tuple[tuple[tuple[Node, int], ...], ...]) -> str:
         """The same of parts that may each be left out, the last perhaps repeated, with a mark between two of them."""
@@ -196,11 +200,18 @@ class _LarkWriter(RuleWriter):
             self.define(name, body)
         return name
 
+    def written(self, body: str) -> str:
+        """A body beside others: as it is where it is met for the first time, the name of its rule from then on."""
+        if self.is_met(body):
+            return self.shared(body)
+        is_option = body[-1] == "|" and "|" not in body[:-1]
+        return f"[{body[:-1]}]" if is_option else f"({body})"
+
     def option(self, node: Node) -> str | None:
         """The name of a rule of `node` or nothing; None where such a node was not asked for before."""
         known = self._options.get(node)
         if known == "":
-            known = self.shared(f'{self.in_sequence(node)}|""')
+            known = self.shared(f"{self.in_sequence(node)}|")
         self._options[node] = known or ""
         return known
 

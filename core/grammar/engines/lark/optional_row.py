@@ -41,7 +41,7 @@ def is_optional_row(node: ast.Graph) -> bool:
 
 
 def write_row(rules: Rules, mark: str, items: list[str], *, repeats: bool) -> str:
-    """Define the rules of a row of `items`, the last perhaps repeated; return the first one's name.
+    """Define the rules of a row of `items`, the last perhaps repeated; return the body of the first one.
 
     A few parts have a rule of what they may begin with, and another of that after a mark, or nothing; so have a few
     of these, and so on. A parser then looks at the marks of few rules for what may come next, and nests few rules.
@@ -49,23 +49,29 @@ def write_row(rules: Rules, mark: str, items: list[str], *, repeats: bool) -> st
     firsts = [item if is_short(item) else rules.shared(item) for item in items]
     again = ""  # what the last part may be after a mark, if not once or not at all
     if repeats:
-        again = rules.looping(f'{pair(pair(mark, firsts[-1]), ITSELF)}|""')
+        again = rules.looping(f"{pair(pair(mark, firsts[-1]), ITSELF)}|")
         firsts[-1] = pair(firsts[-1], again)
     while True:
         starts = range(0, len(firsts), _GROUP)
         groups = [_group(rules, mark, firsts[i : i + _GROUP], again if i == starts[-1] else "") for i in starts]
         if len(groups) == 1:
-            return rules.shared("|".join([*groups[0], '""']))
+            return "|".join([*groups[0], ""])
         if len(groups[-1]) > 1:
             again = ""
-        firsts = ["|".join(ways) if len(ways) == 1 else rules.shared("|".join(ways)) for ways in groups]
+        bodies = ["|".join(ways) for ways in groups]
+        firsts = [
+            body if len(ways) == 1 else rules.shared(body) for body, ways in zip(bodies[1:], groups[1:], strict=True)
+        ]
+        # only the beginning of the row leads to the first of them, which is rather written there
+        firsts.insert(0, rules.shared(bodies[0]) if "(" in bodies[0] else rules.written(bodies[0]))
 
 
 def _group(rules: Rules, mark: str, firsts: list[str], again: str) -> list[str]:
     """The ways in which a text begins with one of these parts; `again` as above."""
     ways, rest = [firsts[-1]], ""
     for i in range(len(firsts) - 1, 0, -1):
-        after = again or rules.shared(f'{pair(mark, firsts[i])}|""')
+        option = f"{pair(mark, firsts[i])}|"
+        after = again or (rules.shared(option) if i > 1 else rules.written(option))
         rest, again = pair(after, rest) if rest else after, ""
         ways.append(pair(firsts[i - 1], rest))
     return ways[::-1]

@@ -106,11 +106,11 @@ class Segments:
                 continue
             second = self._between(middle, high, between, target)
             if second is not None:
-                ways.append(pair(first, second) if first and second else first or second or '""')
+                ways.append(pair(first, second) if first and second else first or second)
         if target in self._leaving(low, middle):
             direct = self._between(low, middle, source, target)
             if direct is not None:
-                ways.append(direct or '""')
+                ways.append(direct)
         return self._rule(ways)
 
     def _leaving(self, low: int, high: int) -> list[int]:
@@ -144,13 +144,13 @@ class Segments:
         for state in inside:
             if state not in reaching:
                 continue
-            ways = ['""'] if target == _END and state in self._graph.accepting else []
+            ways = [""] if target == _END and state in self._graph.accepting else []
             for item, after in self._texts(state):
                 key = (low, high, after, target)
                 if not item and key in self._choices:  # one rule less for each to read
                     ways += self._choices[key]
                 elif (rest := "" if after == target else self._way(key)) is not None:
-                    ways.append(pair(item, rest) if item and rest else item or rest or '""')
+                    ways.append(pair(item, rest) if item and rest else item or rest)
             known = self._ways.get((low, high, state, target))
             if known is None:
                 self._choices[low, high, state, target] = ways
@@ -200,10 +200,10 @@ class Segments:
 
     def _rule(self, ways: list[str]) -> str | None:
         """The name of a rule of these ways; empty for the empty text, None if there are none."""
+        if not ways:
+            return None
         body = "|".join(dict.fromkeys(ways))
-        if body in ("", '""'):
-            return "" if body else None
-        return self._writer.shared(body)
+        return self._writer.shared(body) if body else ""
 
 
 def _with_marks_shared(graph: ast.Graph) -> ast.Graph:

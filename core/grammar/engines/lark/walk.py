@@ -23,6 +23,10 @@ class Rules(Protocol):
         """The name of a rule of this body: one that there is already, or a new one."""
         ...
 
+    def written(self, body: str) -> str:
+        """A body beside others: as it is where it is met for the first time, the name of its rule from then on."""
+        ...
+
     def looping(self, body: str) -> str:
         """The same of a body that names its own rule, as ITSELF."""
         ...
@@ -143,9 +147,9 @@ class Walk:
                 target = self._rows[target][0][1]
                 text = pair(text, more) if text else more
             name = names[target] or self._name(target)
-            found.append(pair(text, name) if text and name else text or name or '""')
+            found.append(pair(text, name) if text and name else text or name)
         if state in self._accepting:
-            found.append('""')
+            found.append("")
         return found
 
     def _name(self, state: int) -> str:
@@ -164,7 +168,7 @@ class Walk:
         rest = self._bodies.get(target)
         if rest is None or writer.is_met(rest):
             rest, text = self._name(target), writer.in_sequence(item)
-            if writer.is_shared(f"{rest}|{pair(text, rest)}" if rest else f'""|{text}'):  # as another walk wrote it
+            if writer.is_shared(f"{rest}|{pair(text, rest)}" if rest else f"|{text}"):  # as another walk wrote it
                 return None
         option = writer.option(item)
         if option is None:

@@ -9,7 +9,7 @@ ITSELF = "\0"
 is_rule = re.compile(r"[rs]\d+").fullmatch
 is_short = re.compile(r'(?: ?(?:"(?:[^"\\]|\\.)*"|\w+\??)){1,2}').fullmatch
 """Two words or one, which are rather written twice than named."""
-_CLOSING, _OPENING = frozenset('")'), frozenset('"(')  # after `/` stand flags, after `?` a name has another meaning
+_CLOSING, _OPENING = frozenset('")]'), frozenset('"([')  # after `/` stand flags, after `?` a name has another meaning
 
 
 def joined(words: list[str]) -> str:

@@ -287,7 +287,7 @@ def test_lark_text_joins_a_place_that_leads_on_to_the_one_before() -> None:
         (((ast.Rule("a"), 1),), ((ast.Rule("b"), 2),), ((ast.Rule("a"), 2), (ast.EMPTY, 3)), ()), frozenset({3})
     )
     text = to_lark(walk, {"a": ast.graph([[(ast.Rule("b"), 1)], []], [1]), "b": ast.literal("x")})
-    assert text.splitlines()[2:4] == ['s1:r0 s1|""', 's2:r0"x"s1']
+    assert text.splitlines()[2:4] == ["s1:r0 s1|", 's2:r0"x"s1']
 
 
 NEST = {
@@ -300,7 +300,7 @@ def test_lark_text_has_one_rule_for_places_of_two_walks_that_go_on_alike() -> No
     tail = ((ast.Rule("a"), 2), (ast.EMPTY, 2))
     walks = [ast.Graph((((ast.literal(name), 1),), tail, ()), frozenset({2})) for name in "xy"]
     text = to_lark(ast.concat(*walks), NEST)
-    assert text.splitlines()[-3:] == ['s1:r0|""', 's2:"x"s1', 's3:"y"s1']
+    assert text.splitlines()[-3:] == ["s1:r0|", 's2:"x"s1', 's3:"y"s1']
 
 
 def test_lark_text_has_one_rule_for_rules_that_say_the_same() -> None:
