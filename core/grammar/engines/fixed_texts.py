@@ -56,10 +56,14 @@ class _FixedTexts:
             _check(node.min * length)
             return node.min * length if node.min == node.max else None
         if isinstance(node, ast.Graph):
+            known = self._of_rule
             for row in node.rows:
                 for item, _ in row:
-                    if isinstance(item, ast.Concat):  # most are nowhere else
+                    if type(item) is ast.Concat:  # most are nowhere else
                         self._row(item.items)
+                    elif type(item) is ast.Rule:
+                        if item.name not in known:
+                            self.length(item)
                     elif type(item) not in _PLAIN:
                         self.length(item)
         return 0 if isinstance(node, ast.Empty) else None
@@ -67,15 +71,17 @@ class _FixedTexts:
     def _row(self, items: tuple[Node, ...]) -> int | None:
         """The length of all, one after the other."""
         total = longest = 0
-        is_fixed, of_rule = True, self._of_rule
+        is_fixed, known = True, self._of_rule
         for item in items:
-            length = of_rule[item.name] if isinstance(item, ast.Rule) and item.name in of_rule else self.length(item)
+            length = known[name] if type(item) is ast.Rule and (name := item.name) in known else self.length(item)
             if length is None:
                 is_fixed, total = False, 0
             else:
                 total += length
-                longest = max(longest, total)
-        _check(longest)
+                if total > longest:
+                    longest = total
+        if longest > MAX_FIXED:
+            _check(longest)
         return total if is_fixed else None
 
 

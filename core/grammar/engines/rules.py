@@ -10,6 +10,9 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.budget import check
 
+_RULES_PER_CHECK = 16
+"""Rules between two looks at the clock."""
+
 
 class RuleWriter(ABC):
     """Writes one node and the rules that it names, one rule per line."""
@@ -23,7 +26,7 @@ class RuleWriter(ABC):
         self._written: dict[str, str] = {}  # how a rule is named in bodies
         self._bodies: list[str] = []
         self._lines: list[str] = []
-        self._num_fresh = 0
+        self._num_fresh = self._num_defined = 0
 
     def write(self, node: Node) -> str:
         start = self._body(node)
@@ -52,8 +55,10 @@ class RuleWriter(ABC):
         return f"{name}{self.DEFINES}{body}"
 
     def define(self, name: str, *ways: str) -> None:
-        check()
-        self._lines.append(self._line(name, "|".join(ways)))
+        self._num_defined += 1
+        if not self._num_defined % _RULES_PER_CHECK:
+            check()
+        self._lines.append(f"{name}{self.DEFINES}{'|'.join(ways)}")
 
     def fresh(self) -> str:
         self._num_fresh += 1

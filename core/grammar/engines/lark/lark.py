@@ -17,7 +17,7 @@ from graftlm.core.grammar.engines.lark.overlaps import as_one
 from graftlm.core.grammar.engines.lark.segments import Segments, depth
 from graftlm.core.grammar.engines.lark.short_regex import short_regex
 from graftlm.core.grammar.engines.lark.walk import Walk
-from graftlm.core.grammar.engines.lark.words import ITSELF, is_rule, joined
+from graftlm.core.grammar.engines.lark.words import ITSELF, is_rule, is_short, joined, pair
 from graftlm.core.grammar.engines.regex_text import char_class, plain
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
 
@@ -47,6 +47,8 @@ _ATOM, _SEQUENCE, _CHOICE = range(3)
 """How tightly a text holds together: a choice needs parentheses in a sequence, both need them before a quantifier."""
 
 _Text = tuple[str, int]
+_Use = tuple[Node, str, int]
+"""A terminal, kept so that its id stays its own; how it is written; how often it was met, up to three times."""
 
 
 class _LarkWriter(RuleWriter):
@@ -58,14 +60,13 @@ class _LarkWriter(RuleWriter):
     def __init__(self, rules: dict[str, Node]) -> None:
         super().__init__(rules)
         self._terminals: dict[Node, str] = {}
-        self._uses: dict[int | bytes, tuple[Node, str, str]] = {}  # by id or data; text, and the rule of later uses
-        self._used_twice: set[int | bytes] = set()
+        self._uses: dict[int | bytes, _Use] = {}  # of terminals, by id or data
         self._regular: dict[int, tuple[Node, bool]] = {}  # by id, with the node so that the id stays its own
         self._regexes: dict[int, tuple[ast.Automaton, Node]] = {}  # likewise, of automata that are regular
         self._graphs: dict[int, tuple[ast.Graph, str, bool]] = {}  # likewise; a name, or the body of a row
         self._optional: set[Node] = set()
         self._names_of_bodies: dict[str, str] = {}
-        self._later_uses: dict[str, _Text] = {}  # of rules, by name, once that is no terminal
+        self._words: dict[str, str] = {}  # of rules, by name, once that is no terminal
         self._options: dict[Node, str] = {}  # empty for what was met once
         self._met: set[str] = set()  # bodies of rules that may be wanted again
         self._groups: dict[str, int] = {}  # and how often each was met
@@ -84,26 +85,32 @@ class _LarkWriter(RuleWriter):
     def _text(self, node: Node) -> _Text:
         """`node` as an expression of rules and terminals."""
         if type(node) is ast.Rule:
-            return self._use(node)
+            return _of_use(self._words.get(node.name) or self._word(node.name))
         if type(node) is ast.Concat and (row := self._row(node.items)) is not None:
             return row, _SEQUENCE
+        return self._other_text(node)
+
+    def _other_text(self, node: Node) -> _Text:
+        """The same of what is neither a rule nor a row of what is not regular."""
         if self._is_regular(node):
             return _of_use(self._terminal_use(node))
         if isinstance(node, ast.Concat):
             return self._concat(node.items)
-        if isinstance(node, ast.Repeat):
-            item = self._text(node.item)
-            if item[1] != _ATOM and (node.min, node.max) == (0, 1):
-                return f"[{item[0]}]", _ATOM
-            return f"{_grouped(item, _ATOM)}{quantifier(node.min, node.max)}", _SEQUENCE
-        if isinstance(node, ast.Alternation):
-            items = as_one(node.items, self._rules, self._is_regular)
-            regular = [item for item in items if self._is_regular(item)]
-            others = [item for item in items if not self._is_regular(item)]
-            merged = [ast.alternation(*regular)] if regular else []
-            return "|".join([self._body(item) for item in [*merged, *others]]), _CHOICE
         if isinstance(node, ast.Graph):
             return self._graph(node), _ATOM
+        if isinstance(node, ast.Repeat):
+            part = self._text(node.item)
+            if part[1] != _ATOM and (node.min, node.max) == (0, 1):
+                return f"[{part[0]}]", _ATOM
+            return f"{_grouped(part, _ATOM)}{quantifier(node.min, node.max)}", _SEQUENCE
+        if isinstance(node, ast.Alternation):
+            items = as_one(node.items, self._rules, self._is_regular)
+            regular, others = list[Node](), list[Node]()
+            for item in items:
+                (regular if self._is_regular(item) else others).append(item)
+            if regular:
+                others.insert(0, ast.alternation(*regular))
+            return "|".join([self._body(item) for item in others]), _CHOICE
         if isinstance(node, ast.Automaton):
             return self._short_automaton(node), _ATOM
         assert isinstance(node, ast.Intersection | ast.Difference)
@@ -112,29 +119,24 @@ class _LarkWriter(RuleWriter):
     def _row(self, items: tuple[Node, ...]) -> str | None:
         """The items one after the other; None if one of them is regular, as its neighbours may be as well."""
         for item in items:
-            if type(item) is not ast.Rule and self._is_regular(item):
+            if type(item) not in _OF_RULES and self._is_regular(item):
                 return None
-        words, known = list[str](), self._later_uses
+        text, known = "", self._words
         for item in items:
-            if type(item) is ast.Rule and (use := known.get(item.name)) is not None and use[1] == _ATOM:
-                words.append(use[0])
-            else:
-                words.append(self.in_sequence(item))
-        return joined(words)
+            word = (known.get(item.name) or self._word(item.name)) if type(item) is ast.Rule else self.in_sequence(item)
+            text = pair(text, word) if text else word
+        return text
 
-    def _use(self, rule: ast.Rule) -> _Text:
+    def _word(self, name: str) -> str:
         """A rule where it is named, or the terminal that it is."""
-        known = self._later_uses.get(rule.name)
-        if known is not None:
-            return known
-        body = self._rules.get(rule.name)
+        body = self._rules.get(name)
         if body is None or not self._is_regular(body):
-            found = self._later_uses[rule.name] = self._named(rule.name), _ATOM
-            return found
-        found = _of_use(self._terminal_use(body))
-        if is_rule(found[0]):
-            self._later_uses[rule.name] = found
-        return found
+            word = self._words[name] = self._named(name)
+            return word
+        word = self._terminal_use(body)
+        if word[0] == "s":
+            self._words[name] = word
+        return word
 
     def _concat(self, items: tuple[Node, ...]) -> _Text:
         """A terminal takes all it can, so one that something optional follows is also written joined to it."""
@@ -149,12 +151,10 @@ class _LarkWriter(RuleWriter):
     def in_sequence(self, node: Node) -> str:
         """`node` beside others: in parentheses if it is a choice. Parentheses that come again have a rule."""
         if type(node) is ast.Rule:
-            known = self._later_uses.get(node.name)
-            text, level = known or self._use(node)
-            if known and level == _ATOM:
-                return text
-        else:
-            text, level = self._text(node)
+            return self._words.get(node.name) or self._word(node.name)
+        if type(node) is ast.Concat and (row := self._row(node.items)) is not None:
+            return row
+        text, level = self._other_text(node)
         is_option = type(node) is ast.Repeat and text[-1] == "]"
         if level != _CHOICE and not is_option and (type(node) is not ast.Repeat or text[-2] != ")"):
             return text
@@ -179,8 +179,17 @@ class _LarkWriter(RuleWriter):
 
     def _optional_row(self, rows: tuple[tuple[tuple[Node, int], ...], ...]) -> str:
         """The same of parts that may each be left out, the last perhaps repeated, with a mark between two of them."""
-        items = [self.in_sequence(row[0][0]) for row in rows[1::2]]
-        return write_row(self, self.in_sequence(rows[2][0][0]), items, repeats=bool(rows[-1]))
+        parts = [self._part(row[0][0]) for row in rows[1::2]]
+        return write_row(self, self.in_sequence(rows[2][0][0]), parts, repeats=bool(rows[-1]))
+
+    def _part(self, node: Node) -> str:
+        """`node` beside others, or the rule of it if it takes more than two words."""
+        text = self.in_sequence(node)
+        if type(node) is ast.Concat and len(node.items) == 2:  # most members: a name and the rule of a value
+            one, other = node.items
+            if type(one) is ast.Rule is type(other):
+                return text
+        return text if is_short(text) else self.shared(text)
 
     def _add(self, name: str, body: str) -> None:
         """A rule that says what another says is that one, unless its own name is in use."""
@@ -192,23 +201,21 @@ class _LarkWriter(RuleWriter):
 
     def shared(self, body: str) -> str:
         """The name of a rule of this body: one that there is already, or a new one; a body that is a name has none."""
-        if "|" not in body and is_rule(body):
-            return body
         name = self._names_of_bodies.get(body)
         if name is None:
+            if "|" not in body and is_rule(body):
+                return body
             name = self._names_of_bodies[body] = self.fresh()
             self.define(name, body)
         return name
 
     def written(self, body: str) -> str:
-        """A body beside others: as it is where it is met for the first time, the name of its rule from then on."""
         if self.is_met(body):
             return self.shared(body)
         is_option = body[-1] == "|" and "|" not in body[:-1]
         return f"[{body[:-1]}]" if is_option else f"({body})"
 
     def option(self, node: Node) -> str | None:
-        """The name of a rule of `node` or nothing; None where such a node was not asked for before."""
         known = self._options.get(node)
         if known == "":
             known = self.shared(f"{self.in_sequence(node)}|")
@@ -216,18 +223,15 @@ class _LarkWriter(RuleWriter):
         return known
 
     def is_shared(self, body: str) -> bool:
-        """Whether a rule has this body."""
         return body in self._names_of_bodies
 
     def is_met(self, body: str) -> bool:
-        """Whether this was asked before of the same body, or a rule has it."""
         if body in self._names_of_bodies or body in self._met:
             return True
         self._met.add(body)
         return False
 
     def looping(self, body: str) -> str:
-        """The same of a body that names its own rule, as ITSELF."""
         name = self._names_of_bodies.get(body)
         if name is None:
             name = self._names_of_bodies[body] = self.fresh()
@@ -264,7 +268,7 @@ class _LarkWriter(RuleWriter):
         """A terminal in a rule. What is used a third time has a rule: each use is a symbol of its own."""
         if isinstance(node, ast.Empty):
             return '""'
-        key = node.data if isinstance(node, ast.Literal) else id(node)
+        key = node.data if type(node) is ast.Literal else id(node)
         known = self._uses.get(key)
         if known is None:
             if len(self._uses) >= MAX_TERMINALS:
@@ -272,18 +276,17 @@ class _LarkWriter(RuleWriter):
                     f"the constraint has more than {MAX_TERMINALS:,} different names and values between brackets and "
                     "commas; split it, or describe them by a pattern or by bounds"
                 )
-            text = self._new_use(node)
-            self._uses[key] = (node, text, "")
-            return text
-        _, text, name = known
-        if not name and key not in self._used_twice:
-            self._used_twice.add(key)
-            return text
-        if not name:
-            name = self.fresh()
-            self.define(name, text)
-            self._uses[key] = (node, text, name)
-        return name
+            word = self._new_use(node)
+            self._uses[key] = (node, word, 1)
+            return word
+        _, word, times = known
+        if times == 1:
+            self._uses[key] = (node, word, 2)
+        elif times == 2:
+            text, word = word, self.fresh()
+            self.define(word, text)
+            self._uses[key] = (node, word, 3)
+        return word
 
     def _new_use(self, node: Node) -> str:
         if isinstance(node, ast.Literal):
@@ -349,9 +352,9 @@ class _LarkWriter(RuleWriter):
         known = self._regular.get(id(node))
         if known is None:
             found = True
-            if isinstance(node, ast.Concat | ast.Alternation | ast.Intersection):
+            if isinstance(node, _OF_ITEMS):
                 for item in node.items:
-                    if type(item) is ast.Rule or not self._is_regular(item):
+                    if type(item) not in _PLAIN and (type(item) in _OF_RULES or not self._is_regular(item)):
                         found = False
                         break
             elif isinstance(node, ast.Repeat):
@@ -369,6 +372,10 @@ class _LarkWriter(RuleWriter):
 
 _OF_RULES = frozenset({ast.Rule, ast.Graph})
 _PLAIN = frozenset({ast.Literal, ast.CharSet})
+_OF_ITEMS = (ast.Concat, ast.Alternation, ast.Intersection)
+
+
+_quoted = json.JSONEncoder().encode  # a call that is `json.dumps` without its arguments takes half of the time
 
 
 def _of_use(use: str) -> _Text:
@@ -381,7 +388,7 @@ def _grouped(text: _Text, level: int) -> str:
 
 
 def _string(data: bytes) -> str:
-    return json.dumps(decoded(data))
+    return _quoted(decoded(data))
 
 
 def _loops(node: ast.Alternation | ast.Repeat) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.engines.lark.walk import Rules
-from graftlm.core.grammar.engines.lark.words import ITSELF, is_short, pair
+from graftlm.core.grammar.engines.lark.words import ITSELF, pair
 
 _GROUP = 4
 """Parts of a row in one rule."""
@@ -22,31 +22,30 @@ def is_optional_row(node: ast.Graph) -> bool:
     mark = rows[2][0][0]
     if rows[last] and rows[last][0][0] is not mark and rows[last][0][0] != mark:
         return False
-    first = range(1, last, 2)
-    if len(rows[0]) != len(first) or any(
-        [target != i or type(item) is not ast.Empty for (item, target), i in zip(rows[0], first, strict=True)]
-    ):
+    if [target for _, target in rows[0]] != list(range(1, last, 2)):
         return False
-    for i in range(1, last, 2):
-        part, after = rows[i], rows[i + 1]
-        if len(part) != 1 or part[0][1] != i + 1 or type(part[0][0]) is ast.Empty:
+    if any([type(item) is not ast.Empty for item, _ in rows[0]]):  # equality of nodes takes far longer
+        return False
+    for i, part in enumerate(rows[1::2]):
+        if len(part) != 1 or part[0][1] != 2 * i + 2 or type(part[0][0]) is ast.Empty:
             return False
-        if i + 1 < last:
-            if len(after) != 2 or after[0][1] != i + 2 or (after[0][0] is not mark and after[0][0] != mark):
-                return False
-            skip, target = after[1]
-            if target != i + 3 or type(skip) is not ast.Empty:  # equality of nodes takes far longer
-                return False
+    for i, after in enumerate(rows[2:last:2]):
+        if len(after) != 2:
+            return False
+        (sign, target), (skip, passed) = after
+        if target != 2 * i + 3 or passed != 2 * i + 4 or type(skip) is not ast.Empty:
+            return False
+        if sign is not mark and sign != mark:
+            return False
     return True
 
 
-def write_row(rules: Rules, mark: str, items: list[str], *, repeats: bool) -> str:
-    """Define the rules of a row of `items`, the last perhaps repeated; return the body of the first one.
+def write_row(rules: Rules, mark: str, firsts: list[str], *, repeats: bool) -> str:
+    """Define the rules of a row of parts, `firsts`, the last perhaps repeated; return the body of the first rule.
 
     A few parts have a rule of what they may begin with, and another of that after a mark, or nothing; so have a few
     of these, and so on. A parser then looks at the marks of few rules for what may come next, and nests few rules.
     """
-    firsts = [item if is_short(item) else rules.shared(item) for item in items]
     again = ""  # what the last part may be after a mark, if not once or not at all
     if repeats:
         again = rules.looping(f"{pair(pair(mark, firsts[-1]), ITSELF)}|")

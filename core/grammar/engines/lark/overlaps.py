@@ -23,8 +23,9 @@ _FOLLOWED, _MAX_NAMES = 1, 4
 
 def as_one(items: Sequence[Node], rules: Mapping[str, Node], is_regular: Callable[[Node], bool]) -> Sequence[Node]:
     """`items` with one automaton in place of those that begin alike, if an automaton without a regex is among them."""
-    ways = list(_ways(items, rules, _FOLLOWED))
-    automata = [body for _, body in ways if _is_irregular(body, is_regular)]
+    ways = list[tuple[Node, Node]]()
+    _add_ways(ways, items, rules, _FOLLOWED)
+    automata = [body for _, body in ways if type(body) in _AUTOMATA and not is_regular(body)]
     if not automata:
         return items
     first = ast.normalise([one for body in automata for one in _first(body)])
@@ -43,22 +44,21 @@ def as_one(items: Sequence[Node], rules: Mapping[str, Node], is_regular: Callabl
     return [*others, found] if len(found.rows) <= _MAX_STATES else items
 
 
-def _ways(items: Iterable[Node], rules: Mapping[str, Node], depth: int) -> Iterable[tuple[Node, Node]]:
-    """The alternatives, also those of rules and of alternatives; each with what it is where it is a rule."""
+_AUTOMATA = frozenset({ast.Automaton, ast.Intersection, ast.Difference})
+
+
+def _add_ways(ways: list[tuple[Node, Node]], items: Iterable[Node], rules: Mapping[str, Node], depth: int) -> None:
+    """Add the alternatives, also those of rules and of alternatives; each with what it is where it is a rule."""
     for item in items:
         body = item
         for _ in range(_MAX_NAMES):
-            if not isinstance(body, ast.Rule):
+            if type(body) is not ast.Rule:
                 break
             body = rules.get(body.name, body)
-        if isinstance(body, ast.Alternation) and depth:
-            yield from _ways(body.items, rules, depth - 1)
+        if type(body) is ast.Alternation and depth:
+            _add_ways(ways, body.items, rules, depth - 1)
         else:
-            yield item, body
-
-
-def _is_irregular(body: Node, is_regular: Callable[[Node], bool]) -> bool:
-    return isinstance(body, ast.Automaton | ast.Intersection | ast.Difference) and not is_regular(body)
+            ways.append((item, body))
 
 
 def _first(body: Node) -> Sequence[ast.Range]:
