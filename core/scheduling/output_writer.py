@@ -181,14 +181,14 @@ class OutputWriter:
         """Append the tokens that the grammar leaves no choice about."""
         matcher = sequence.output.matcher
         assert matcher is not None
-        if not self.min_forced or sequence.remaining <= 0:
+        remaining = sequence.remaining
+        if not self.min_forced or remaining <= 0:
             return
-        forced = matcher.forced(sequence.tokens)[: sequence.remaining]
+        forced = matcher.forced(sequence.tokens)[:remaining]
         if len(forced) < self.min_forced:
             return
         accepted = matcher.advance(forced)
-        left = sequence.remaining - accepted
-        if self._closes(sequence) and not ends_within(matcher, left):
+        if self._closes(sequence) and not ends_within(matcher, remaining - accepted):
             matcher.rollback(accepted)
             return  # the ending may be tokenised more tightly than what was forced
         self._push_forced(sequence, forced[:accepted])
@@ -206,10 +206,18 @@ class OutputWriter:
             self._finish(sequence, "length")
 
     def _push_forced(self, sequence: Sequence, ids: Seq[int]) -> None:
+        output, sampling, remaining = sequence.output, sequence.sampling, sequence.remaining
+        some_may_end = output.stop_matcher is not None or sampling.logprobs or sampling.stop_token_ids
+        if not some_may_end and 1 < len(ids) < remaining and not any(i in ids for i in self.tokenizer.eos_token_ids):
+            if output.first_s is None:
+                output.first_s = time.monotonic()
+            sequence.tokens.extend(ids)
+            output.num_forced += len(ids)
+            return
         for token_id in ids:
-            if sequence.output.finish_reason is not None:
+            if output.finish_reason is not None:
                 return
-            sequence.output.num_forced += 1
+            output.num_forced += 1
             self._push(sequence, token_id, None)
 
     def _push(self, sequence: Sequence, token_id: int, sampled: Sampled | None) -> None:

@@ -215,10 +215,13 @@ class Scheduler:
                 budget -= row.num_new
 
     def _next_row(self, sequence: Sequence, budget: int) -> ScheduledRow | None:
-        if sequence.exhausted:
+        progress = sequence.progress
+        if progress.num_in_flight and sequence.exhausted:
             return None
-        past, pending = sequence.progress.num_computed, sequence.num_pending
-        num_new = pending if sequence.ready else pending - 1
+        past = progress.num_computed
+        num_new = pending = len(sequence.tokens) + progress.num_in_flight - past
+        if not sequence.ready:
+            num_new -= 1
         if num_new > 1:
             if budget <= 0:
                 return None
@@ -226,15 +229,16 @@ class Scheduler:
                 num_new = budget
         if num_new <= 0:
             return None
-        num_logits = max(0, past + num_new - max(past, sequence.first_logit))
-        return ScheduledRow(sequence, num_new, num_logits)
+        if num_new == pending == 1 and not sequence.scoring:
+            return ScheduledRow(sequence, 1, 1)
+        return ScheduledRow(sequence, num_new, max(0, past + num_new - max(past, sequence.first_logit)))
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Hold slots for the first `num_tokens` tokens, retracting the youngest if need be; for some more if it can."""
-        capacity = sequence.kv.capacity
-        if capacity >= num_tokens + min(AHEAD, max(sequence.remaining, 0)):
+        capacity, remaining = sequence.kv.capacity, max(sequence.remaining, 0)
+        if capacity >= num_tokens + min(AHEAD, remaining):
             return True
-        generous = num_tokens + min(GROWTH, max(sequence.remaining, 0))
+        generous = num_tokens + min(GROWTH, remaining)
         if self.cache.pool.num_free >= generous - capacity and self.cache.reserve(sequence, generous):
             return True
         if capacity >= num_tokens:
