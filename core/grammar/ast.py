@@ -21,68 +21,50 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar, dataclass_transform
+from dataclasses import replace
+from typing import TypeAlias
 
-from graftlm.core.grammar.shared_nodes import ComposedNode, SharedNode
+from graftlm.core.grammar.shared_nodes import ComposedNode, SharedNode, composed, simple
 
 MAX_CODE_POINT = 0x10FFFF
 
 Range: TypeAlias = tuple[int, int]
-T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True)
-def _composed(cls: type[T]) -> type[T]:
-    made = dataclass(frozen=True, slots=True)(cls)
-    compute: Callable[[Any], int] = made.__hash__
-
-    def cached(self: Any) -> int:
-        try:
-            found: int = self._hash
-        except AttributeError:
-            found = compute(self)
-            object.__setattr__(self, "_hash", found)
-        return found
-
-    made.__hash__ = cached  # type: ignore[method-assign]
-    return made
-
-
-@dataclass(frozen=True, slots=True)
+@simple
 class Empty(SharedNode):
     """The empty text."""
 
 
-@dataclass(frozen=True, slots=True)
+@simple
 class Literal(SharedNode):
     """Exactly `data`, which is never empty; usually UTF-8, but any bytes will do."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@simple
 class CharSet(SharedNode):
     """One code point in `ranges`: sorted, disjoint, not adjacent, inclusive. Surrogates never match."""
 
     ranges: tuple[Range, ...]
 
 
-@_composed
+@composed
 class Concat(ComposedNode):
     """The items one after the other; at least two."""
 
     items: tuple[Node, ...]
 
 
-@_composed
+@composed
 class Alternation(ComposedNode):
     """Any one of the items. Without items: the language with no text in it."""
 
     items: tuple[Node, ...]
 
 
-@_composed
+@composed
 class Repeat(ComposedNode):
     """`item` at least `min` and at most `max` times; `max` None is without end."""
 
@@ -91,7 +73,7 @@ class Repeat(ComposedNode):
     max: int | None
 
 
-@_composed
+@composed
 class Graph(ComposedNode):
     """A walk from state 0 to an accepting state: rows[state] are edges (node, target), accepting ones have no cycle of
     empty edges. Members of an object that may be left out, for one.
@@ -101,14 +83,14 @@ class Graph(ComposedNode):
     accepting: frozenset[int]
 
 
-@_composed
+@composed
 class Intersection(ComposedNode):
     """Texts that every item matches; at least two. products/product.py turns it into an Automaton."""
 
     items: tuple[Node, ...]
 
 
-@_composed
+@composed
 class Difference(ComposedNode):
     """Texts that `item` matches and `minus` does not. products/product.py turns it into an Automaton."""
 
@@ -116,7 +98,7 @@ class Difference(ComposedNode):
     minus: Node
 
 
-@_composed
+@composed
 class Automaton(ComposedNode):
     """A byte automaton that starts in state 0: rows[state] are edges (low, high, target), inclusive and disjoint."""
 
@@ -136,7 +118,7 @@ class Automaton(ComposedNode):
         return not self.accepting
 
 
-@dataclass(frozen=True, slots=True)
+@simple
 class Rule(SharedNode):
     """What the rule `name` of a context-free grammar derives; the empty text only where nothing asks `nullable`."""
 

@@ -6,8 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from functools import partial
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, Self, cast, dataclass_transform
 from weakref import ref
 
 
@@ -19,53 +18,16 @@ class _Use(ref[Any]):
     values: tuple[Any, ...]
 
 
-class _Entrance:
-    """Enters shapes and leaves them out, one at a time, so that no two threads make equal ones.
-
-    lock  held meanwhile
-    late  shapes that are gone and could not be left out because another thread held the lock; it does so
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.late: list[tuple[dict[tuple[Any, ...], _Use], _Use]] = []
-
-    def enter(self, in_use: dict[tuple[Any, ...], _Use], new: _Use) -> Any:
-        """The shape with the values of `new` that another thread entered meanwhile; None where `new` is entered."""
-        with self.lock:
-            use = in_use.setdefault(new.values, new)  # tuples of many values are hashed each time
-            found = None if use is new else use()
-            if found is None and use is not new:
-                in_use[new.values] = new
-            while self.late:
-                late, gone = self.late.pop()
-                if late.get(gone.values) is gone:
-                    del late[gone.values]
-        return found
-
-    def leave_out(self, in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
-        """Called where a shape is freed, without waiting: as the interpreter ends, the lock's holder may never go on.
-
-        No global name is read, for then they are gone.
-        """
-        lock = self.lock
-        if not lock.acquire(blocking=False):
-            self.late.append((in_use, use))
-            return
-        try:
-            found = in_use.pop(use.values, None)
-            if found is not use and found is not None:  # an equal shape that was made meanwhile
-                in_use[use.values] = found
-        finally:
-            lock.release()
-
-
-_entrance = _Entrance()
+_lock = threading.RLock()
+"""Held while entries of shapes that are gone are replaced or left out."""
+_MOST_GONE = 500
+"""Such entries of one class, after which they are left out."""
 
 
 def _unlock() -> None:
     """In a fork the thread that held the lock is gone."""
-    _entrance.lock = threading.RLock()
+    global _lock
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -74,20 +36,27 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass_transform(frozen_default=True)
 class SharedShape:
-    """Each class below is a frozen dataclass; with the values of an instance that is in use it gives that instance."""
+    """Each class below is a dataclass; with the values of an instance that is in use it gives that instance. To type
+    checkers it is frozen; while a program runs, a frozen one would take twice as long to make.
+
+    Where a shape is freed, nothing is done but to note it: that may happen anywhere, also as the interpreter ends.
+    """
 
     _names: ClassVar[tuple[str, ...]]
     _defaults: ClassVar[tuple[Any, ...]]
     _in_use: ClassVar[dict[tuple[Any, ...], _Use]]
-    _leave_out: ClassVar[Callable[[_Use], None]]
+    _gone: ClassVar[list[_Use]]
+    _note_gone: ClassVar[Callable[[_Use], None]]
+    _fill: ClassVar[Callable[..., None]]
 
     def __init_subclass__(cls) -> None:
-        make: Any = dataclass(frozen=True, eq=False, init=False)
-        described = fields(make(cls))
+        described = fields(cast(Any, dataclass(eq=False)(cls)))
+        cls._fill = cls.__init__
+        del cls.__init__  # which would be called for shapes that there are already
         cls._names = tuple(field.name for field in described)
         cls._defaults = tuple(field.default for field in described)
-        cls._in_use = {}
-        cls._leave_out = partial(_entrance.leave_out, cls._in_use)
+        cls._in_use, cls._gone = {}, []
+        cls._note_gone = cls._gone.append
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         if named or len(values) != len(cls._names):
@@ -98,12 +67,23 @@ class SharedShape:
         if found is not None:
             return found
         made = object.__new__(cls)
-        fields_of = made.__dict__
-        for i, name in enumerate(cls._names):
-            fields_of[name] = values[i]
-        new = _Use(made, cls._leave_out)
+        cls._fill(made, *values)
+        new = _Use(made, cls._note_gone)
         new.values = values
-        found = _entrance.enter(in_use, new)
+        if in_use.setdefault(values, new) is not new:  # of a shape that is gone, or that another thread made meanwhile
+            return cls._instead(made, new)
+        if len(cls._gone) > _MOST_GONE:
+            leave_out_gone()
+        return made
+
+    @classmethod
+    def _instead(cls, made: Self, new: _Use) -> Self:
+        """The shape with the values of `new` that another thread entered meanwhile; else `made`, which is entered."""
+        with _lock:
+            use = cls._in_use.setdefault(new.values, new)
+            found: Self | None = use()
+            if found is None:
+                cls._in_use[new.values] = new
         return made if found is None else found
 
     @classmethod
@@ -118,3 +98,27 @@ class SharedShape:
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
         return type(self), tuple([getattr(self, name) for name in self._names])
+
+
+def leave_out_gone() -> None:
+    """Leave out the entries of shapes that are gone, and free what these were made of.
+
+    Until then the values of a shape live on. Nothing is done while another thread is about it.
+    """
+    lock = _lock
+    if not lock.acquire(blocking=False):
+        return
+    try:
+        is_left = True
+        while is_left:  # values are shapes that go as well
+            is_left = False
+            for kind in SharedShape.__subclasses__():
+                gone, in_use = kind._gone, kind._in_use
+                while gone:
+                    is_left = True
+                    use = gone.pop()
+                    if in_use.get(use.values) is use:  # else an equal shape was made meanwhile
+                        del in_use[use.values]
+                    del use  # and with it the values
+    finally:
+        lock.release()

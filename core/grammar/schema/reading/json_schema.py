@@ -38,6 +38,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     negation,
     union,
 )
+from graftlm.core.grammar.schema.algebra.shared_shapes import leave_out_gone
 from graftlm.core.grammar.schema.algebra.values import compact, parse_value
 from graftlm.core.grammar.schema.reading import assertions, contents, keywords
 from graftlm.core.grammar.schema.reading.references import References, escape, ref_stands_alone
@@ -97,6 +98,7 @@ class SchemaReader:
         """Let go of all that was read: it is freed at once then, and no collector looks at it."""
         self.algebra.close()
         self.__dict__.clear()
+        leave_out_gone()
 
     def refuse(self, pointer: str, keyword: str, message: str, *, judged: bool = True) -> None:
         """Raise, or with "warn" record, that `keyword` at `pointer` cannot be kept; "check" raises unless `judged`.

@@ -1,6 +1,7 @@
 """Shapes with equal values are one object, however they are made."""
 
 import copy
+import dataclasses
 import gc
 import pickle
 import subprocess
@@ -8,12 +9,15 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from graftlm.core.grammar.schema.algebra import shared_shapes
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, Anything, Array, Number, Object, Text
+from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
+from graftlm.core.grammar.spec import JsonSchema, Options
 
 
 def test_values_by_position_by_name_and_by_default_give_the_same_shape() -> None:
@@ -37,41 +41,53 @@ def test_threads_that_make_equal_shapes_at_once_get_one_object() -> None:
 
 def test_a_shape_that_nothing_uses_is_freed() -> None:
     shape = Object(properties=(("gone", Text(77)),))
-    watched = weakref.ref(shape)
+    watched, inner = weakref.ref(shape), weakref.ref(Text(77))
     del shape
     gc.collect()
     assert watched() is None
+    shared_shapes.leave_out_gone()
+    assert inner() is None
+    assert not any(use.values[0] == 77 for use in Text._in_use.values())
+
+
+def test_shapes_that_are_gone_do_not_gather() -> None:
+    for n in range(3 * shared_shapes._MOST_GONE):
+        Text(min_length=10_000 + n)
+    assert sum(use() is None for use in Text._in_use.values()) <= shared_shapes._MOST_GONE + 1
 
 
 def test_what_leaves_late_does_not_take_its_successor_along() -> None:
     shape = Text(min_length=4_320)
-    gone, successor = (shared_shapes._Use(shape, lambda _: None) for _ in range(2))
-    gone.values = successor.values = (4_320,)
-    in_use = {successor.values: successor}
-    shared_shapes._entrance.leave_out(in_use, gone)
-    assert in_use == {(4_320,): successor}
-    shared_shapes._entrance.leave_out(in_use, successor)
-    assert not in_use
+    gone = Text._in_use[dataclasses.astuple(shape)]
+    del shape
+    assert gone in Text._gone
+    successor = Text(min_length=4_320)
+    assert Text._in_use[gone.values] is not gone
+    shared_shapes.leave_out_gone()
+    assert gone not in Text._gone
+    assert Text(min_length=4_320) is successor
 
 
-def test_a_shape_is_freed_while_a_thread_that_never_goes_on_enters_one() -> None:
+def test_a_shape_is_freed_while_a_thread_that_never_goes_on_leaves_others_out() -> None:
     entered, leaves = threading.Event(), threading.Event()
 
-    def enter() -> None:
-        with shared_shapes._entrance.lock:
+    def leave_out() -> None:
+        with shared_shapes._lock:
             entered.set()
             leaves.wait(30)
 
-    thread = threading.Thread(target=enter)
+    thread = threading.Thread(target=leave_out)
     shape = Text(min_length=4_321)
     thread.start()
     assert entered.wait(30)
     del shape  # which does not wait
+    shared_shapes.leave_out_gone()  # nor does this
+    assert any(use.values[0] == 4_321 for use in Text._in_use.values())
+    other = Text(min_length=4_322)
     assert not leaves.is_set() and thread.is_alive()
     leaves.set()
     thread.join()
-    assert any(use.values[0] == 4_321 for use in Text._in_use.values())
-    other = Text(min_length=4_322)
+    shared_shapes.leave_out_gone()
     assert [use() for use in Text._in_use.values() if use.values[0] in (4_321, 4_322)] == [other]
     assert Text(min_length=4_321) is Text(min_length=4_321)
 
@@ -82,10 +98,18 @@ from graftlm.core.grammar.schema.algebra import shapes, shared_shapes
 kept, in_use = [shapes.Text(min_length=900)], shapes.Text._in_use
 vars(shared_shapes).update((name, None) for name in list(vars(shared_shapes)) if name != "__builtins__")
 kept.clear()
-print([use.values[0] for use in in_use.values() if use.values[0] == 900])
+print([use() for use in in_use.values() if use.values[0] == 900])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert (done.stdout, done.stderr) == ("[None]\n", "")
+
+
+def test_what_is_read_of_a_schema_is_freed_with_its_reader() -> None:
+    spec = JsonSchema({"properties": {"a": {"minLength": 4_323, "type": "string"}, "b": {"not": {"minLength": 4_324}}}})
+    with closing(SchemaReader(spec, Options())) as reader:
+        reader.shape("")
+        assert any(use.values[0] == 4_323 for use in Text._in_use.values())
+    assert not any(use.values[0] in (4_323, 4_324) for use in Text._in_use.values())
 
 
 def test_a_field_that_no_shape_has_and_one_too_many_are_errors() -> None:
