@@ -12,9 +12,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema.algebra.formats import INTEGER_RANGES
 from graftlm.core.grammar.schema.algebra.shapes import (
     EVERY_TYPE,
-    Boolean,
     Implied,
-    Null,
     Number,
     Object,
     Reference,
@@ -28,21 +26,6 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 from graftlm.core.grammar.schema.reading import keywords
 
 Schema = Mapping[str, Any]
-
-PLAIN_KEYWORDS = keywords.SILENT | {"type"}
-_PLAIN: dict[str, Shape] = {
-    "string": Text(),
-    "integer": Number(integer=True),
-    "number": Number(),
-    "boolean": Boolean(),
-    "null": Null(),
-}
-
-
-def plain(schema: Schema) -> Shape | None:
-    """The shape of a schema with no other keywords than PLAIN_KEYWORDS, if it is of one scalar type: most are."""
-    name = schema.get("type")
-    return _PLAIN.get(name) if isinstance(name, str) else None
 
 
 def types(schema: Schema, pointer: str, strict: bool) -> list[str]:

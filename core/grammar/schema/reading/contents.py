@@ -1,4 +1,4 @@
-"""What a string holds (`contentEncoding`, `contentMediaType`, `contentSchema`), as formats of that string."""
+"""Formats of strings, among them what a string holds (`contentEncoding`, `contentMediaType`, `contentSchema`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.schema.algebra.formats import CONTENT_ENCODINGS, ContentFormat
+from graftlm.core.grammar.schema.algebra.formats import (
+    ALIASES,
+    ANNOTATIONS as ANNOTATION_FORMATS,
+    CONTENT_ENCODINGS,
+    FORMATS,
+    INTEGER_RANGES,
+    UNKEPT as UNKEPT_FORMATS,
+    ContentFormat,
+)
 from graftlm.core.grammar.schema.algebra.shapes import Reference, Text
 from graftlm.core.grammar.schema.reading import keywords
 from graftlm.core.grammar.spec import JsonSchema, Options
@@ -33,6 +41,21 @@ def encoding(reader: SchemaReader, schema: Mapping[str, Any], pointer: str) -> s
         reader.refuse(pointer, "contentEncoding", message, judged=False)
     else:
         reader.annotate(pointer, "contentEncoding", f"the encoding {name!r} restricts nothing")
+    return None
+
+
+def format_name(reader: SchemaReader, schema: Mapping[str, Any], pointer: str) -> str | None:
+    """The format of a string that is kept; names that nobody checks are annotations."""
+    name = schema.get("format")
+    name = ALIASES.get(name, name) if isinstance(name, str) else None
+    if name is None or name in FORMATS:
+        return name
+    near = next((known for known in FORMATS if keywords.is_misspelled(name, known)), None)
+    if near is not None or name in UNKEPT_FORMATS:
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(FORMATS)}"
+        reader.refuse(pointer, "format", f"format {name!r} cannot be kept; {hint}", judged=near is None)
+    elif name not in ANNOTATION_FORMATS and name not in INTEGER_RANGES:
+        reader.annotate(pointer, "format", f"unknown format {name!r} restricts nothing")
     return None
 
 

@@ -9,13 +9,6 @@ from typing import Any
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra import text_language
-from graftlm.core.grammar.schema.algebra.formats import (
-    ALIASES,
-    ANNOTATIONS as ANNOTATION_FORMATS,
-    FORMATS,
-    INTEGER_RANGES,
-    UNKEPT as UNKEPT_FORMATS,
-)
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -41,6 +34,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 from graftlm.core.grammar.schema.algebra.shared_shapes import leave_out_gone
 from graftlm.core.grammar.schema.algebra.values import compact, parse_value
 from graftlm.core.grammar.schema.reading import assertions, contents, keywords
+from graftlm.core.grammar.schema.reading.plain_schemas import plain_shape
 from graftlm.core.grammar.schema.reading.references import References, escape, ref_stands_alone
 from graftlm.core.grammar.schema.reading.unevaluated import unevaluated
 from graftlm.core.grammar.schema.text import numbers
@@ -69,7 +63,7 @@ class SchemaReader:
         self.references = References(spec.schema, spec.documents, spec.text, spec.documents_text)
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
-        self._depth = 0
+        self._depth, self._max_depth = 0, options.limits.depth
         self.pointers: dict[Shape, str] = {}  # where the schema has each object first
         self.issues: list[Issue] = []
         self.annotations: list[Issue] = []
@@ -122,12 +116,10 @@ class SchemaReader:
             raise GrammarError(
                 f"{pointer or '/'}: {schema!r} is not a schema; a schema is an object or a boolean", pointer=pointer
             )
-        if schema.keys() <= assertions.PLAIN_KEYWORDS and self._depth < self.options.limits.depth:
-            plain = assertions.plain(schema)
-            if plain is not None:
-                return plain
+        if self._depth < self._max_depth and (plain := plain_shape(schema, self.references)) is not None:
+            return plain
         self._depth += 1
-        if self._depth > self.options.limits.depth:
+        if self._depth > self._max_depth:
             raise GrammarError(
                 f"{pointer}: the schema nests deeper than {self.options.limits.depth} levels; "
                 "flatten it or raise limits.depth",
@@ -139,25 +131,33 @@ class SchemaReader:
             self._depth -= 1
 
     def _read_object(self, schema: dict[str, Any], pointer: str) -> Shape:
-        if "$ref" in schema and ref_stands_alone(self.references.draft(pointer)):
+        if "$ref" in schema and (
+            keywords.BESIDE_REFERENCE.issuperset(schema) or ref_stands_alone(self.references.draft(pointer))
+        ):
             return self._read_reference(schema, pointer)
-        self._check_keywords(schema, pointer)
-        schema = self._of_its_draft(schema, pointer)
-        parts: list[Shape] = []
+        if not keywords.KNOWN.issuperset(schema):
+            self._check_keywords(schema, pointer)
+        if not keywords.NEWER.isdisjoint(schema):
+            schema = self._of_its_draft(schema, pointer)
         own = keywords.own_place(schema)
-        for keyword in schema:
-            if keyword == own:
-                parts.append(self._read_types(schema, pointer))
-            if keyword in _APPLICATORS:
-                parts.append(_APPLICATORS[keyword](self, schema, pointer))
-        shape = both(*parts)
-        shape = self._restrict(shape, schema, pointer)
+        if _APPLYING.isdisjoint(schema):
+            shape = ANYTHING if own is None else self._read_types(schema, pointer)
+        else:
+            parts: list[Shape] = []
+            for keyword in schema:
+                if keyword == own:
+                    parts.append(self._read_types(schema, pointer))
+                if keyword in _APPLICATORS:
+                    parts.append(_APPLICATORS[keyword](self, schema, pointer))
+            shape = both(*parts)
+        if "enum" in schema or "const" in schema:
+            shape = self._restrict(shape, schema, pointer)
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
             shape = both(shape, unevaluated(self, schema, pointer))
         return union(shape, Null()) if schema.get("nullable") is True else shape
 
     def _check_keywords(self, schema: Schema, pointer: str) -> None:
-        for keyword in () if schema.keys() <= keywords.KNOWN else schema:
+        for keyword in schema:
             if keyword not in keywords.KNOWN:
                 near = keywords.near_miss(keyword)
                 if near is not None:
@@ -168,7 +168,7 @@ class SchemaReader:
 
     def _of_its_draft(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
         """`schema` without keywords that are newer than the draft which it names: notes, to that draft."""
-        draft = None if keywords.NEWER.isdisjoint(schema) else self.references.draft(pointer)
+        draft = self.references.draft(pointer)
         later = [keyword for keyword in schema if draft is not None and keywords.SINCE.get(keyword, 0) > draft]
         for keyword in later:
             self.annotate(pointer, keyword, f"{keyword!r} is newer than draft {draft}: it restricts nothing")
@@ -210,27 +210,18 @@ class SchemaReader:
 
     def _read_text(self, schema: Schema, pointer: str) -> Text:
         shape = assertions.text(schema, pointer)
+        if keywords.OF_STRINGS.isdisjoint(schema):
+            return shape
+        patterns: tuple[str, ...] = ()
         if "pattern" in schema:
             pattern = self._pattern(schema["pattern"], pointer, "pattern")
-            shape = replace(shape, patterns=(pattern,) if pattern is not None else ())
-        names = (contents.encoding(self, schema, pointer), self._format(schema, pointer))
-        shape = replace(shape, formats=tuple(name for name in names if name is not None))
+            patterns = (pattern,) if pattern is not None else ()
+        names = (contents.encoding(self, schema, pointer), contents.format_name(self, schema, pointer))
+        formats = tuple([name for name in names if name is not None])
+        if patterns or formats:
+            shape = Text(shape.min_length, shape.max_length, patterns, formats)
         content = contents.content(self, schema, pointer, shape)
         return shape if content is None else replace(shape, formats=(*shape.formats, content))
-
-    def _format(self, schema: Schema, pointer: str) -> str | None:
-        """The format of a string that is kept; names that nobody checks are annotations."""
-        name = schema.get("format")
-        name = ALIASES.get(name, name) if isinstance(name, str) else None
-        if name is None or name in FORMATS:
-            return name
-        near = next((known for known in FORMATS if keywords.is_misspelled(name, known)), None)
-        if near is not None or name in UNKEPT_FORMATS:
-            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(FORMATS)}"
-            self.refuse(pointer, "format", f"format {name!r} cannot be kept; {hint}", judged=near is None)
-        elif name not in ANNOTATION_FORMATS and name not in INTEGER_RANGES:
-            self.annotate(pointer, "format", f"unknown format {name!r} restricts nothing")
-        return None
 
     def _pattern(self, pattern: Any, pointer: str, keyword: str) -> str | None:
         """`pattern` if it can be kept."""
@@ -244,8 +235,10 @@ class SchemaReader:
         return pattern
 
     def _read_array(self, schema: Schema, pointer: str) -> Array:
-        low, high = assertions.counts(schema, pointer, "Items")
         items, rest = schema.get("items", True), f"{pointer}/items"
+        if keywords.OF_ITEMS.isdisjoint(schema) and not isinstance(items, list):
+            return Array((), self.read(items, rest), 0, None, (), False)
+        low, high = assertions.counts(schema, pointer, "Items")
         prefix, first = schema.get("prefixItems", []), f"{pointer}/prefixItems"
         if isinstance(items, list):  # before draft 2020-12
             prefix, first = items, rest
@@ -281,8 +274,11 @@ class SchemaReader:
             if kept is not None:
                 patterns.append((kept, self.read(item, f"{pointer}/patternProperties/{escape(pattern)}")))
         properties: list[tuple[str, Shape]] = []
+        references, has_room = self.references, self._depth < self._max_depth
         for name, item in assertions.mapping(schema, "properties", pointer).items():
-            shape = self.read(item, f"{pointer}/properties/{escape(name)}")
+            shape = plain_shape(item, references) if has_room and type(item) is dict else None  # most are
+            if shape is None:
+                shape = self.read(item, f"{pointer}/properties/{escape(name)}")
             for pattern, more in patterns:
                 if text_language.contains(pattern, name):
                     shape = both(shape, more)
@@ -394,3 +390,4 @@ _APPLICATORS = {
     "dependentSchemas": SchemaReader._read_dependencies,
     "dependencies": SchemaReader._read_dependencies,
 }
+_APPLYING = frozenset(_APPLICATORS)

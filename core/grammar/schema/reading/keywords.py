@@ -65,6 +65,13 @@ TOO_OLD = (
 KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for word in words)})
 
 
+BESIDE_REFERENCE = SILENT | {"$ref"}
+"""Of a schema with no others only what it refers to counts, in each draft."""
+
+OF_STRINGS = frozenset(OF_TYPE["string"]) - {"minLength", "maxLength"}
+OF_ITEMS = frozenset(OF_TYPE["array"]) - {"items", "unevaluatedItems"}
+
+
 def _letters(keyword: str) -> str:
     return keyword.lower().strip(" :").replace("_", "").replace("-", "")
 
@@ -125,7 +132,10 @@ def own_place(schema: Mapping[str, Any]) -> str | None:
     """The keyword at whose place the schema's own properties come among those of its applicators."""
     if "properties" in schema:
         return "properties"
-    return next((keyword for keyword in schema if keyword in _TYPED), None)
+    for keyword in schema:
+        if keyword in _TYPED:
+            return keyword
+    return None
 
 
 def of_old_drafts(documents: Mapping[str, Any]) -> Iterator[str]:
