@@ -40,15 +40,15 @@ def members(lowering: Lowering, parts: Sequence[Object]) -> Node:
         declared = {name: both(*[_member(part, name) for part in parts]) for name in listed}
     names = dict.fromkeys([*declared, *[name for part in parts for name in part.required]])
     values: dict[Shape, Node] = {}  # many members have one shape
-    name_of = lowering.tokens.name
+    concat, name_of = ast.concat, lowering.tokens.name
     written: list[tuple[Node, bool]] = []
     for name in names:
         member = declared.get(name, additional)
         value = values.get(member)
         if value is None:
             value = values[member] = lowering.member_value(member)
-        if not ast.is_nothing(value):
-            written.append((ast.concat(name_of(name), value), name in required))
+        if type(value) is ast.Rule or not ast.is_nothing(value):
+            written.append((concat(name_of(name), value), name in required))
         elif name in required:
             return ast.NOTHING
     others = None
@@ -91,18 +91,21 @@ def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, n
     nodes, comma = [*written, *([others] if others is not None else [])], lowering.tokens.comma
     if lowering.tokens.has_rules and len(nodes) > MAX_WALK:
         return _Groups(lowering, nodes, repeats=others is not None, needed=needed).text()
-    rows: list[list[tuple[Node, int]]] = [[(EMPTY, 2 * i + 1) for i in range(len(nodes))]]
-    last = 2 * len(nodes)
-    for i, node in enumerate(nodes):
-        rows.append([(node, 2 * i + 2)])
-        repeats = others is not None and i == len(nodes) - 1
-        following = [(comma, 2 * i + 3)] if i + 1 < len(nodes) else []
-        skips = i + 1 < len(nodes) and not (needed and i + 2 == len(nodes))
-        rows.append([*following, *([(EMPTY, 2 * i + 4)] if skips else []), *([(comma, 2 * i + 1)] if repeats else [])])
+    count, last = len(nodes), 2 * len(nodes)
+    # objects have these edges alike, which are made once: most of a large schema's nodes would be such
+    starts, passed = lowering.tokens.starts_and_passed(count)
+    rows: list[tuple[tuple[Node, int], ...]] = [()] * (last + 1)
+    rows[0] = starts[:count]
+    rows[1::2] = [((node, target),) for node, target in zip(nodes, range(2, last + 1, 2), strict=True)]
+    rows[2::2] = passed[:count]
+    if count:
+        rows[last] = () if others is None else ((comma, last - 1),)
+    if needed and count > 1:
+        rows[last - 2] = rows[last - 2][:1]
     ends = {last} if needed else {0, last}
-    if len(nodes) < 2:
+    if count < 2:
         return ast.graph(rows, ends)
-    return ast.Graph(tuple(map(tuple, rows)), frozenset(ends))  # it has nothing to simplify
+    return ast.Graph(tuple(rows), frozenset(ends))  # it has nothing to simplify
 
 
 class _Groups:

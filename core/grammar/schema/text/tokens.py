@@ -15,6 +15,8 @@ from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.names import names_but
 from graftlm.core.grammar.spec import JsonSchema, Options
 
+_Edge = tuple[Node, int]
+
 _BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)
 
 
@@ -44,6 +46,8 @@ class JsonTokens:
         self._brackets: dict[str, tuple[Node, Node]] = {}  # by the opening one, with the closing one
         self.comma = self.token(ast.concat(self._blanks, ast.literal(","), after))
         self._colon = ast.concat(self._blanks, ast.literal(":"), after)
+        self._starts: tuple[_Edge, ...] = ()
+        self._passed: list[tuple[_Edge, ...]] = []
 
     @cached_property
     def prefix(self) -> str:
@@ -134,6 +138,18 @@ class JsonTokens:
         one_spelling = all(name.isprintable() and "/" not in name for name in names)
         anything = ast.star(json_text.TEXT_CHAR if one_spelling else json_text.NAME_CHAR)
         return ast.Difference(anything, ast.alternation(*map(json_text.inside, names)))
+
+    def starts_and_passed(self, count: int) -> tuple[tuple[_Edge, ...], list[tuple[_Edge, ...]]]:
+        """Edges of a walk over `count` members or more that may each be left out: state 0 has written nothing,
+        2 i + 1 is about to write member i, 2 i + 2 has passed it.
+
+        -> those of state 0; those of each state that has passed a member
+        """
+        if len(self._passed) < count:
+            range_of = range(len(self._passed), count)
+            self._starts += tuple([(EMPTY, 2 * i + 1) for i in range_of])
+            self._passed += [((self.comma, 2 * i + 3), (EMPTY, 2 * i + 4)) for i in range_of]
+        return self._starts, self._passed
 
     def bracketed(self, left: str, inside: Node, right: str) -> Node:
         if ast.is_nothing(inside):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bench.grammar.validity import write
-from graftlm.core.grammar.spec import JsonSchema
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.schema.lowering import lower_schema
+from graftlm.core.grammar.spec import JsonSchema, Options
 from tests.grammars import BYTES, allows, compact, compiled
 
 NAMES = ("a", "b", "c", "d")
@@ -56,3 +59,24 @@ def test_more_optional_members_than_a_parser_can_nest(required: list[str]) -> No
     for _ in range(3):
         data, _ = write(grammar, BYTES, rng, 30)
         Draft202012Validator(schema).validate(json.loads(data))
+
+
+def test_objects_share_the_edges_that_they_have_alike() -> None:
+    objects = {name: {"properties": {name + letter: {} for letter in "abc"}} for name in ("one", "other")}
+    lowered = lower_schema(JsonSchema({"properties": objects}), Options(), context_free=True)
+    whole = lowered.rules[lowered.node.name] if isinstance(lowered.node, ast.Rule) else lowered.node
+    one, other = (graph.rows for graph in graphs_in(whole) if len(graph.rows) == 7)
+    assert [[target for _, target in row] for row in one] == [[1, 3, 5], [2], [3, 4], [4], [5, 6], [6], []]
+    assert one[1] != other[1]
+    assert one[2] is other[2] and one[4] is other[4]
+
+
+def graphs_in(node: ast.Node) -> Iterator[ast.Graph]:
+    if isinstance(node, ast.Graph):
+        yield node
+        for row in node.rows:
+            for item, _ in row:
+                yield from graphs_in(item)
+    elif isinstance(node, ast.Concat):
+        for item in node.items:
+            yield from graphs_in(item)
