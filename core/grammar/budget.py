@@ -67,7 +67,7 @@ def check(num_bytes: int = 0) -> None:
     if budget is None:
         return
     limits = budget.limits
-    if num_bytes > limits.memory_bytes:
+    if num_bytes and num_bytes > limits.memory_bytes:
         raise GrammarError(
             f"the constraint needs more than {limits.memory_bytes:,} bytes to compile; "
             "simplify it (overlapping parts that repeat cost most) or raise limits.memory_bytes"

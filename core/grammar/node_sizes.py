@@ -18,20 +18,20 @@ class NodeSizes:
         """How many nodes there are below `node`, shared ones counted each time."""
         if type(node) in _SMALLEST:
             return 1
-        if isinstance(node, ast.Literal):
-            return 1 + len(node.data) // 16  # neighbours were merged, perhaps often
-        if isinstance(node, ast.Concat):
+        if type(node) is ast.Concat:
             return self._of(node.items)
+        if type(node) is ast.Literal:
+            return 1 + len(node.data) // 16  # neighbours were merged, perhaps often
         found = self._sizes.get(id(node))
         if found is None:
             size = 1
-            if isinstance(node, ast.Graph):
+            if type(node) is ast.Graph:
                 for row in node.rows:
                     for item, _ in row:
                         size += 1 if type(item) in _SMALLEST else self(item)
-            elif isinstance(node, ast.Alternation):
+            elif type(node) is ast.Alternation:
                 size = self._of(node.items)
-            elif isinstance(node, ast.Repeat):
+            elif type(node) is ast.Repeat:
                 size += self(node.item)
             found = self._sizes[id(node)] = (node, size)  # with the node, so that its id stays its own
         return found[1]

@@ -130,13 +130,13 @@ class _Endings:
         return name in self.rules
 
     def node(self, node: Node) -> bool:
-        if isinstance(node, ast.Rule):
+        if type(node) is ast.Rule:
             return node.name in self.rules or self.rule(node.name)
         if isinstance(node, _COMPOSED):
             if id(node) not in self._nodes and self._composed(node):
                 self._nodes.add(id(node))
             return id(node) in self._nodes
-        if isinstance(node, ast.CharSet):
+        if type(node) is ast.CharSet:
             return any(low < 0xD800 or high > 0xDFFF for low, high in node.ranges)
         return not (isinstance(node, ast.Automaton) and node.is_nothing)
 
@@ -150,12 +150,12 @@ class _Endings:
                 return not least or self.node(item)
             case ast.Graph(rows, accepting):
                 reached, work = {0}, [0]
-                while work and not reached & accepting:
+                while work and accepting.isdisjoint(reached):
                     for item, target in rows[work.pop()]:
                         if target not in reached and self.node(item):
                             reached.add(target)
                             work.append(target)
-                return bool(reached & accepting)
+                return not accepting.isdisjoint(reached)
 
 
 class WithoutRules:
