@@ -136,21 +136,22 @@ class ShapeAlgebra:
     def _narrow(self, shape: Shape, kind: str, positive: bool) -> Shape:
         if positive and kind not in self._kinds(shape):
             return NOTHING
-        match shape:  # the most common first
-            case Union(parts) | Both(parts):
-                join = union if isinstance(shape, Union) == positive else both
-                return join(*[self.narrow(part, kind, positive) for part in parts])
+        if isinstance(shape, (Union, Both)):  # the most common first
+            parts = shape.alternatives if isinstance(shape, Union) else shape.parts
+            join = union if isinstance(shape, Union) == positive else both
+            return join(*[self.narrow(part, kind, positive) for part in parts])
+        match shape:
             case Implied(inner):
                 self._kinds.met_implied = True
                 if kind in KINDS_OF[type(inner)]:
                     return self.narrow(inner, kind, positive)
                 return ANYTHING if positive and self._standard else NOTHING
+            case Literals(texts):
+                return narrow_literals(texts, kind, positive)
             case Reference(target):
                 return self.narrow(self.resolve(target), kind, positive)
             case Not(inner):
                 return self.narrow(inner, kind, not positive)
-            case Literals(texts):
-                return narrow_literals(texts, kind, positive)
             case ExactlyOne():
                 return self.narrow(self.expanded(shape), kind, positive)
             case Anything():
@@ -223,8 +224,8 @@ class ShapeAlgebra:
         one, other = self._resolved(a), self._resolved(b)
         if kinds_of.plainly_apart(one, other) or (not self._standard and kinds_of.objects_apart(one, other)):
             return True
-        both_admit_empty = all(isinstance(shape, Object) and shape.admits_empty for shape in (one, other))
-        if both_admit_empty or not self.is_nothing(both(a, b)):
+        objects = tuple([shape for shape in (one, other) if isinstance(shape, Object)])
+        if not (self._no_object(objects) if len(objects) == 2 else self.is_nothing(both(a, b))):
             return False
         if self._standard or not self._kinds.met_implied:
             return True
@@ -250,20 +251,19 @@ class ShapeAlgebra:
         return found
 
     def _is_nothing(self, shape: Shape) -> bool:
-        check()
+        if isinstance(shape, (Number, Text)):
+            return scalars.certainly_empty(shape)
         match shape:
+            case Object():
+                return bool(shape.required or shape.max_properties is not None) and self._no_object((shape,))
             case Reference(target):
                 return self.is_nothing(self.resolve(target))
             case Union(parts):
                 return all(map(self.is_nothing, parts))
             case ExactlyOne():
                 return self.is_nothing(self.expanded(shape))
-            case Object():
-                return self._no_object((shape,))
             case Array():
-                return self._no_array((shape,))
-            case Number() | Text():
-                return scalars.certainly_empty(shape)
+                return bool(shape.min_items or shape.contains) and self._no_array((shape,))
             case _:
                 return all(self._none_of(shape, kind) for kind in possible_kinds(shape) if kind in self._kinds(shape))
 
@@ -292,9 +292,9 @@ class ShapeAlgebra:
         return bool(objects) and self._no_object(objects) or bool(arrays) and self._no_array(arrays)
 
     def _no_object(self, parts: tuple[Object, ...]) -> bool:
-        required = dict.fromkeys(name for part in parts for name in part.required)
-        low = max(len(required), *(part.min_properties for part in parts))
-        if any(part.max_properties is not None and low > part.max_properties for part in parts):
+        required = dict.fromkeys([name for part in parts for name in part.required])
+        low = max(len(required), *[part.min_properties for part in parts])
+        if any([part.max_properties is not None and low > part.max_properties for part in parts]):
             return True
         if len(parts) == 1:
             return any(self._no_part(self.member(parts[0], name)) for name in required)

@@ -140,11 +140,6 @@ class Object(SharedShape):
         """The names that it declares or requires."""
         return frozenset(name for name, _ in self.properties) | frozenset(self.required)
 
-    @property
-    def admits_empty(self) -> bool:
-        """Whether the object without members has this shape."""
-        return not self.required and not self.min_properties
-
     def property(self, name: str) -> Shape | None:
         if "_declared" not in self.__dict__:
             self.__dict__["_declared"] = dict(self.properties)

@@ -130,15 +130,19 @@ class MemberWays:
     def _look_at_names(self) -> None:
         positions = {name: i for i, name in enumerate(self.walked)}
         for leaf in self._objects:
-            listed = [name for name, _ in leaf.properties if name in positions]
             is_simple = leaf.names is None and not leaf.patterns
             if is_simple and leaf.additional == NOTHING:
                 self._closed.add(leaf)
-            for name in listed:
-                self._listing[positions[name]].add(leaf)
-            for name in listed if is_simple and leaf.additional in (ANYTHING, NOTHING) else self.walked:
+            says_of_others = not (is_simple and leaf.additional in (ANYTHING, NOTHING))
+            for name, shape in leaf.properties:
+                position = positions.get(name)
+                if position is not None:
+                    self._listing[position].add(leaf)
+                    if shape is not ANYTHING and not says_of_others:
+                        self._members[position][leaf] = shape
+            for name in self.walked if says_of_others else ():
                 shape = self._algebra.member(leaf, name)
-                if shape != ANYTHING:
+                if shape is not ANYTHING:
                     self._members[positions[name]][leaf] = shape
             for name in leaf.required:
                 if name in positions:
@@ -186,9 +190,14 @@ class MemberWays:
         free = leaf.additional == ANYTHING and leaf.names is None and all(s == ANYTHING for _, s in leaf.patterns)
         if not free or leaf.min_properties or leaf.max_properties is not None:
             return len(self.walked) + 1
-        named = [name for name in (*leaf.required, *(name for name, _ in leaf.properties)) if name in positions]
-        deciding = [name for name in named if name in leaf.required or leaf in self._members[positions[name]]]
-        return 1 + max((positions[name] for name in deciding), default=-1)
+        last = -1
+        for name in leaf.required:
+            last = max(last, positions.get(name, -1))
+        for name, _ in leaf.properties:
+            position = positions.get(name, -1)
+            if position > last and leaf in self._members[position]:
+                last = position
+        return 1 + last
 
     def _settle(self, formula: Formula, position: int) -> Formula:
         """`formula` without the leaves that the last name has settled, or, before the first, that nothing can fail."""
