@@ -22,18 +22,20 @@ def check_fixed_texts(node: Node, rules: Mapping[str, Node]) -> None:
 class _FixedTexts:
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
-        self._of_rule: dict[str, int | None] = {}
+        self._of_rule: dict[str, int | None] = {  # most are names of members
+            name: len(body.data) for name, body in rules.items() if type(body) is ast.Literal
+        }
         self._known: dict[int, int | None] = {}  # by id: nodes outlive this object
 
     def length(self, node: Node) -> int | None:
         """Bytes of the only text of `node`; None where it has several, or none."""
         if type(node) is ast.Rule:
-            name = node.name
-            if name not in self._of_rule:
-                self._of_rule[name] = None  # what contains itself has several texts, or no end
+            name, known = node.name, self._of_rule
+            if name not in known:
+                known[name] = None  # what contains itself has several texts, or no end
                 if name in self._rules:
-                    self._of_rule[name] = self.length(self._rules[name])
-            return self._of_rule[name]
+                    known[name] = self.length(self._rules[name])
+            return known[name]
         if type(node) is ast.Literal:
             return len(node.data)
         if type(node) is ast.CharSet:

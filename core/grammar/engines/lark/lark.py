@@ -6,8 +6,6 @@ terminals can stand, its lexer takes the longest match and never backtracks.
 
 from __future__ import annotations
 
-import json
-
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
@@ -17,9 +15,9 @@ from graftlm.core.grammar.engines.lark.overlaps import as_one
 from graftlm.core.grammar.engines.lark.segments import Segments, depth
 from graftlm.core.grammar.engines.lark.short_regex import short_regex
 from graftlm.core.grammar.engines.lark.walk import Walk
-from graftlm.core.grammar.engines.lark.words import ITSELF, is_rule, is_short, joined, pair
+from graftlm.core.grammar.engines.lark.words import CLOSING, ITSELF, OPENING, is_rule, is_short, joined, string
 from graftlm.core.grammar.engines.regex_text import char_class, plain
-from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
+from graftlm.core.grammar.engines.rules import RuleWriter, quantifier
 
 MAX_STATES = 1_000
 """States of an automaton whose rules nest one inside the other, each as deep as llguidance recurses."""
@@ -124,18 +122,22 @@ class _LarkWriter(RuleWriter):
         text, known = "", self._words
         for item in items:
             word = (known.get(item.name) or self._word(item.name)) if type(item) is ast.Rule else self.in_sequence(item)
-            text = pair(text, word) if text else word
+            is_told = not text or text[-1] in CLOSING or word[0] in OPENING
+            text = text + word if is_told else f"{text} {word}"
         return text
 
     def _word(self, name: str) -> str:
         """A rule where it is named, or the terminal that it is."""
         body = self._rules.get(name)
-        if body is None or not self._is_regular(body):
-            word = self._words[name] = self._named(name)
-            return word
-        word = self._terminal_use(body)
-        if word[0] == "s":
-            self._words[name] = word
+        if body is None:
+            return self._named(name)
+        if self._is_regular(body):
+            word = self._terminal_use(body)
+            if word[0] != "s":  # it is written out
+                return word
+        else:
+            word = self._written.setdefault(name, self._names[name])
+        self._words[name] = word
         return word
 
     def _concat(self, items: tuple[Node, ...]) -> _Text:
@@ -193,11 +195,12 @@ class _LarkWriter(RuleWriter):
 
     def _add(self, name: str, body: str) -> None:
         """A rule that says what another says is that one, unless its own name is in use."""
-        known = body if is_rule(body) else self._names_of_bodies.setdefault(body, self._names[name])
-        if known != self._names[name] and name not in self._written:
+        own = self._names[name]
+        known = body if is_rule(body) else self._names_of_bodies.setdefault(body, own)
+        if known != own and name not in self._written:
             self._written[name] = known
         else:
-            super()._add(name, body)
+            self._bodies.append(f"{own}:{body}")
 
     def shared(self, body: str) -> str:
         """The name of a rule of this body: one that there is already, or a new one; a body that is a name has none."""
@@ -290,7 +293,7 @@ class _LarkWriter(RuleWriter):
 
     def _new_use(self, node: Node) -> str:
         if isinstance(node, ast.Literal):
-            return _string(node.data)
+            return string(node.data)
         if self._regexes:
             node = self._without_automata(node)
         name = self._terminal(node)
@@ -319,7 +322,7 @@ class _LarkWriter(RuleWriter):
     def _in_terminal(self, node: Node, level: int) -> str:
         """`node` in the definition of a terminal: most are in one only, some stand for themselves."""
         if isinstance(node, ast.Literal):
-            return _string(node.data)
+            return string(node.data)
         if isinstance(node, ast.Repeat) or node in self._terminals:
             return self._terminal(node)
         return _grouped(self._expression(node), level)
@@ -349,6 +352,8 @@ class _LarkWriter(RuleWriter):
             return False
         if kind in _PLAIN:
             return True
+        if isinstance(node, _OF_ITEMS) and node.items and type(node.items[0]) is ast.Rule:
+            return False
         known = self._regular.get(id(node))
         if known is None:
             found = True
@@ -375,9 +380,6 @@ _PLAIN = frozenset({ast.Literal, ast.CharSet})
 _OF_ITEMS = (ast.Concat, ast.Alternation, ast.Intersection)
 
 
-_quoted = json.JSONEncoder().encode  # a call that is `json.dumps` without its arguments takes half of the time
-
-
 def _of_use(use: str) -> _Text:
     return use, _SEQUENCE if use[-1] == "?" else _ATOM
 
@@ -385,10 +387,6 @@ def _of_use(use: str) -> _Text:
 def _grouped(text: _Text, level: int) -> str:
     """`text` where nothing looser than `level` may stand."""
     return text[0] if text[1] <= level else f"({text[0]})"
-
-
-def _string(data: bytes) -> str:
-    return _quoted(decoded(data))
 
 
 def _loops(node: ast.Alternation | ast.Repeat) -> bool:

@@ -23,6 +23,8 @@ _FOLLOWED, _MAX_NAMES = 1, 4
 
 def as_one(items: Sequence[Node], rules: Mapping[str, Node], is_regular: Callable[[Node], bool]) -> Sequence[Node]:
     """`items` with one automaton in place of those that begin alike, if an automaton without a regex is among them."""
+    if not any([type(item) in _OPENED or type(item) in _AUTOMATA for item in items]):
+        return items
     ways = list[tuple[Node, Node]]()
     _add_ways(ways, items, rules, _FOLLOWED)
     automata = [body for _, body in ways if type(body) in _AUTOMATA and not is_regular(body)]
@@ -45,6 +47,7 @@ def as_one(items: Sequence[Node], rules: Mapping[str, Node], is_regular: Callabl
 
 
 _AUTOMATA = frozenset({ast.Automaton, ast.Intersection, ast.Difference})
+_OPENED = frozenset({ast.Rule, ast.Alternation})
 
 
 def _add_ways(ways: list[tuple[Node, Node]], items: Iterable[Node], rules: Mapping[str, Node], depth: int) -> None:

@@ -145,7 +145,8 @@ class _Groups:
         ways: list[Node] = [group[-1]]
         rest: Node = EMPTY
         for i in range(len(group) - 1, 0, -1):
-            after, last = last or self._token(ast.optional(ast.concat(self._comma, group[i]))), None
+            option = ast.optional(ast.concat(self._comma, group[i]))
+            after, last = last or (self._token(option) if i > 1 else option), None  # that of the second is named once
             rest = ast.concat(after, rest)
             ways.append(ast.concat(group[i - 1], rest))
         return self._token(ast.alternation(*reversed(ways)))
