@@ -37,25 +37,35 @@ def may_count_names(spec: JsonSchema) -> bool:
     text = spec.text + spec.documents_text
     if not _SEVERAL.search(text) and not ('"not":' in text and '"maxProperties":' in text):
         return False
-    return any(map(_counts_names, (spec.schema, *spec.documents.values())))
+    return _counts_names([spec.schema, *spec.documents.values()])
 
 
 _SEVERAL = re.compile(r'"minProperties":(?![01][,}])')
 
 
-def _counts_names(part: Any) -> bool:
-    if isinstance(part, list):
-        return any(map(_counts_names, part))
-    if not isinstance(part, dict):
-        return False
+def _counts_names(schema: Any) -> bool:
+    level = [schema]
+    while level:  # as wide as it is: most of a schema, and of those that it refers to, asks for no members
+        inner: list[Any] = []
+        for part in level:
+            if type(part) is not dict:
+                inner += part
+                continue
+            if "minProperties" in part and _asks_for_more(part) or "not" in part and _has_most(part["not"]):
+                return True
+            inner += part.values()
+        level = [part for part in inner if type(part) is dict or type(part) is list]
+    return False
+
+
+def _asks_for_more(part: dict[str, Any]) -> bool:
+    """Whether an object of a schema asks for more members than it lists and one other."""
     least, declared, required = (part.get(word) for word in ("minProperties", "properties", "required"))
-    if isinstance(least, int | float) and least > 1:
-        listed = {*(declared if isinstance(declared, dict) else ()), *(required if isinstance(required, list) else ())}
-        has_others = part.get("additionalProperties") is not False or "patternProperties" in part
-        if least > len(listed) + has_others:
-            return True
-    inner = [value for value in part.values() if isinstance(value, dict | list)]
-    return ("not" in part and _has_most(part["not"])) or any(map(_counts_names, inner))
+    if not isinstance(least, int | float) or least <= 1:
+        return False
+    listed = {*(declared if isinstance(declared, dict) else ()), *(required if isinstance(required, list) else ())}
+    has_others = part.get("additionalProperties") is not False or "patternProperties" in part
+    return least > len(listed) + has_others
 
 
 def _has_most(part: Any) -> bool:
