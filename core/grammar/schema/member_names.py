@@ -35,7 +35,8 @@ def counts_names(shape: Object) -> bool:
 def may_count_names(spec: JsonSchema) -> bool:
     """Whether `spec` may have such an object, as its text tells before it is read."""
     text = spec.text + spec.documents_text
-    if not _SEVERAL.search(text) and not ('"not":' in text and '"maxProperties":' in text):
+    asks_for_some = '"minProperties":' in text and _SEVERAL.search(text)  # a pattern is found later than a word
+    if not asks_for_some and not ('"not":' in text and '"maxProperties":' in text):
         return False
     return _counts_names([spec.schema, *spec.documents.values()])
 

@@ -17,7 +17,6 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Object,
     Reference,
     Shape,
-    Text,
     Union,
     both,
     negation,
@@ -62,17 +61,20 @@ def number(schema: Schema, pointer: str, integer: bool) -> Number:
     return shape
 
 
-def text(schema: Schema, pointer: str) -> Text:
-    """The length keywords; `pattern` and `format` are the reader's, which may have to weaken them."""
+def lengths(schema: Schema, pointer: str) -> tuple[int, int | None]:
+    """`minLength` and `maxLength`."""
     shortest, longest = count(schema, "minLength", pointer), count(schema, "maxLength", pointer)
     _check_order(shortest, longest, "minLength", "maxLength", pointer)
-    return Text(min_length=shortest or 0, max_length=longest)
+    return shortest or 0, longest
 
 
 def counts(schema: Schema, pointer: str, noun: str) -> tuple[int, int | None]:
     """`minItems` and `maxItems`, or the same of `Properties`."""
-    low, high = count(schema, f"min{noun}", pointer), count(schema, f"max{noun}", pointer)
-    _check_order(low, high, f"min{noun}", f"max{noun}", pointer)
+    least, most = f"min{noun}", f"max{noun}"
+    if least not in schema and most not in schema:
+        return 0, None
+    low, high = count(schema, least, pointer), count(schema, most, pointer)
+    _check_order(low, high, least, most, pointer)
     return low or 0, high
 
 
@@ -102,17 +104,22 @@ def count(schema: Schema, keyword: str, pointer: str) -> int | None:
 
 def names(schema: Schema, keyword: str, pointer: str) -> tuple[str, ...]:
     """A keyword whose value is a list of property names."""
-    value = schema.get(keyword, [])
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+    if keyword not in schema:
+        return ()
+    value = schema[keyword]
+    if not isinstance(value, list) or not all([isinstance(name, str) for name in value]):
         raise GrammarError(
             f"{pointer}/{keyword}: {value!r} is not a list of property names", pointer=f"{pointer}/{keyword}"
         )
     return tuple(dict.fromkeys(value))
 
 
+_NO_MEMBERS: Schema = {}
+
+
 def mapping(schema: Schema, keyword: str, pointer: str) -> Schema:
     """A keyword whose value is an object."""
-    value = schema.get(keyword, {})
+    value = schema.get(keyword, _NO_MEMBERS)
     if not isinstance(value, dict):
         raise GrammarError(f"{pointer}/{keyword}: {value!r} is not an object", pointer=f"{pointer}/{keyword}")
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from graftlm.core.errors import GrammarError
@@ -59,7 +60,6 @@ class SchemaReader:
         self.options = options
         self.inside = inside  # the schemas of what strings hold that this reader reads one of
         self.items_differ = items_differ
-        self._excludes = options.strict and keywords.excludes(spec.text + spec.documents_text)
         self.references = References(spec.schema, spec.documents, spec.text, spec.documents_text)
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
@@ -71,6 +71,10 @@ class SchemaReader:
         self.algebra = ShapeAlgebra(self.shape)
         for pointer in keywords.of_old_drafts({"": spec.schema, **spec.documents}):
             self.refuse(pointer, "$schema", keywords.TOO_OLD)
+
+    @cached_property
+    def _excludes(self) -> bool:
+        return self.options.strict and keywords.excludes(self.spec.text + self.spec.documents_text)
 
     def shape(self, target: str) -> Shape:
         """What the schema at `target` admits."""
@@ -176,11 +180,14 @@ class SchemaReader:
 
     def _read_types(self, schema: Schema, pointer: str) -> Shape:
         """The schema's own keywords about types, one shape for each type."""
+        given = schema.get("type")
+        if isinstance(given, str) and given in keywords.TYPES:  # as most have it
+            return self._read_type(given, schema, pointer)
         types = assertions.types(schema, pointer, self.options.strict)
         shapes = [
             self._read_type(name, schema, pointer) for name in types if name != "integer" or "number" not in types
         ]
-        if self._excludes and "type" not in schema and len(shapes) == 1:
+        if len(shapes) == 1 and "type" not in schema and self._excludes:
             return Implied(shapes[0])
         return union(*shapes) if tuple(shapes) != EVERY_TYPE else ANYTHING
 
@@ -209,17 +216,15 @@ class SchemaReader:
         return shape
 
     def _read_text(self, schema: Schema, pointer: str) -> Text:
-        shape = assertions.text(schema, pointer)
         if keywords.OF_STRINGS.isdisjoint(schema):
-            return shape
+            return _ANY_TEXT
+        low, high = assertions.lengths(schema, pointer)
         patterns: tuple[str, ...] = ()
         if "pattern" in schema:
             pattern = self._pattern(schema["pattern"], pointer, "pattern")
             patterns = (pattern,) if pattern is not None else ()
         names = (contents.encoding(self, schema, pointer), contents.format_name(self, schema, pointer))
-        formats = tuple([name for name in names if name is not None])
-        if patterns or formats:
-            shape = Text(shape.min_length, shape.max_length, patterns, formats)
+        shape = Text(low, high, patterns, tuple([name for name in names if name is not None]))
         content = contents.content(self, schema, pointer, shape)
         return shape if content is None else replace(shape, formats=(*shape.formats, content))
 

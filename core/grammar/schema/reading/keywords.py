@@ -68,7 +68,7 @@ KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for w
 BESIDE_REFERENCE = SILENT | {"$ref"}
 """Of a schema with no others only what it refers to counts, in each draft."""
 
-OF_STRINGS = frozenset(OF_TYPE["string"]) - {"minLength", "maxLength"}
+OF_STRINGS = frozenset(OF_TYPE["string"])
 OF_ITEMS = frozenset(OF_TYPE["array"]) - {"items", "unevaluatedItems"}
 
 

@@ -287,15 +287,16 @@ def _metaschemas() -> dict[str, Any]:
 def _names_inside(text: str, *schemas: Any) -> bool:
     """Whether anything inside `schemas`, whose text it is, may be named, or written in another draft."""
     whole = [schema for schema in schemas if isinstance(schema, dict)]
-    own = sum([isinstance(schema.get(name), str) for schema in whole for name in _NAMES])
+    names = _NAMES if 'nchor":' in text else _NAMES[:3]
+    own = sum([isinstance(schema.get(name), str) for schema in whole for name in names])
+    if sum([text.count(f'"{name}":"') for name in names]) > own:
+        return True
     own_recursive = sum([schema.get("$recursiveAnchor") is True for schema in whole])
-    return text.count('"$recursiveAnchor":true') > own_recursive or (
-        sum([text.count(f'"{name}":"') for name in _NAMES]) > own
-    )
+    return names is _NAMES and text.count('"$recursiveAnchor":true') > own_recursive
 
 
 _PLAIN_FRAGMENT = re.compile(r"#[\w/.-]*")
-_NAMES = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor")
+_NAMES = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor")  # anchors last
 _NAMING = frozenset((*_NAMES, "$recursiveAnchor"))
 
 

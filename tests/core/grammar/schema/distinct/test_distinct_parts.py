@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from graftlm.core.grammar.schema.distinct.distinct_parts import has_distinct_parts
 from graftlm.core.grammar.schema.member_names import may_count_names
 from graftlm.core.grammar.spec import JsonSchema
 from tests.grammars import admits
@@ -50,3 +51,26 @@ def test_a_schema_of_schemas_lets_no_name_be_required_twice(uri: str, inside: bo
 def test_a_schema_counts_names_where_it_asks_for_more_members_than_it_lists(schema: Any, counts: bool) -> None:
     assert may_count_names(JsonSchema(schema)) == counts
     assert may_count_names(JsonSchema({"$ref": "x:y"}, documents={"x:y": {"$defs": {"a": schema}}})) == counts
+
+
+STANDARD = "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"$schema": STANDARD}, False),
+        ({"$schema": STANDARD, "description": f"as {STANDARD} says"}, False),
+        ({"$schema": STANDARD, "items": {"$ref": STANDARD}}, True),
+        ({"$schema": STANDARD, "$id": STANDARD}, True),
+        ({"$ref": STANDARD}, True),
+        ({"properties": {"$schema": {"const": STANDARD}}}, False),
+    ],
+)
+def test_a_schema_that_only_names_its_draft_has_no_such_parts(schema: dict[str, Any], expected: bool) -> None:
+    assert has_distinct_parts(JsonSchema(schema)) == expected
+
+
+def test_a_document_that_refers_to_a_schema_of_schemas_has_such_parts() -> None:
+    schema = {"$schema": STANDARD, "$ref": "https://a.test/other"}
+    assert has_distinct_parts(JsonSchema(schema, {"https://a.test/other": {"$ref": STANDARD}}))

@@ -83,7 +83,7 @@ def test_each_schema_of_schemas_is_that_of_the_registry() -> None:
         assert references.schema(references.target(uri, "/$ref")) == REGISTRY.contents(uri)
 
 
-@pytest.mark.parametrize("name", ["$id", "$anchor"])
+@pytest.mark.parametrize("name", ["$id", "$anchor", "$dynamicAnchor"])
 def test_names_below_the_root_are_found_with_the_text_at_hand(name: str) -> None:
     schema = {"$id": "https://x.org/root", "$defs": {"a": {name: "b", "type": "null"}}}
     reference = "b" if name == "$id" else "#b"
@@ -91,7 +91,7 @@ def test_names_below_the_root_are_found_with_the_text_at_hand(name: str) -> None
     assert References(schema, None, text).target(reference, "/properties/p/$ref") == "/$defs/a"
 
 
-@pytest.mark.parametrize("name", ["$id", "$anchor"])
+@pytest.mark.parametrize("name", ["$id", "$anchor", "$dynamicAnchor"])
 def test_names_below_the_root_of_a_document_are_found_with_the_texts_at_hand(name: str) -> None:
     plain = {"$id": "https://x.org/plain", "$defs": {"id": {"type": "null"}}}
     other = {"$id": "https://x.org/other", "$defs": {"a": {name: "b", "type": "null"}}}
