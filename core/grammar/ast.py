@@ -196,8 +196,14 @@ def not_chars(members: str) -> Node:
 ANY_CHAR = CharSet(((0, MAX_CODE_POINT),))
 
 
+_APART = frozenset((Rule, Repeat, Graph, CharSet))
+"""What stands in a row as it is, whatever its neighbours are."""
+
+
 def concat(*items: Node) -> Node:
     """The items one after the other; flattened, with neighbouring literals merged."""
+    if len(items) == 2 and type(items[0]) in _APART and type(items[1]) in _APART:  # most names and values of members
+        return Concat(items)
     flat: list[Node] = []
     last: Node = EMPTY
     for item in items:
@@ -326,16 +332,21 @@ def graph(rows: Sequence[Sequence[tuple[Node, int]]], accepting: Iterable[int]) 
         ways: list[tuple[Node, int]] = []
         for node, target in edges[state]:
             if target and passes[target]:
-                parts = [node]
-                while target and passes[target] and len(parts) <= len(edges):
-                    parts.append(edges[target][0][0])
-                    target = edges[target][0][1]
-                node = concat(*parts)
+                parts = [] if type(node) is Empty else [node]
+                num_passed = 0
+                while target and passes[target] and num_passed < len(edges):
+                    after, target = edges[target][0]
+                    num_passed += 1
+                    if type(after) is not Empty:
+                        parts.append(after)
+                node = parts[0] if len(parts) == 1 else concat(*parts)
             if target not in numbers:
                 numbers[target] = len(order)
                 order.append(target)
             ways.append((node, numbers[target]))
-        kept.append(tuple(dict.fromkeys(ways) if len(ways) > 1 else ways))  # nodes take long to hash
+        if len(ways) > 1 and len({target for _, target in ways}) < len(ways):  # nodes take long to hash
+            ways = list(dict.fromkeys(ways))
+        kept.append(tuple(ways))
     ends = frozenset(numbers[state] for state in final if state in numbers)
     if len(kept) == 2 and ends == {1} and not kept[1]:
         return alternation(*(node for node, _ in kept[0]))
