@@ -272,12 +272,7 @@ def _depth(value: Any) -> int:
     """How many objects and arrays lie in one another."""
     depth, level = 0, [value]
     while level:
-        inner: list[Any] = []
-        for item in level:
-            if type(item) is dict:
-                inner += item.values()
-            elif type(item) is list:
-                inner += item
+        inner = [item for outer in level for item in (outer.values() if type(outer) is dict else outer)]
         level = [item for item in inner if type(item) is dict or type(item) is list]
         depth += 1
     return depth
