@@ -186,6 +186,7 @@ class Lowering:
         self._context_free = context_free
         self._named = _NAMED if self.tokens.has_rules else _NAMED_WITHOUT_TOKENS
         self._nodes: dict[Shape, Node] = {}
+        self.member_nodes: dict[Shape, Node] = {}  # of those that `member_value` was asked for
         self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
         self._size = NodeSizes()
         self._shape_numbers: dict[Shape, int] = {}
@@ -236,7 +237,8 @@ class Lowering:
         node = self._lower(shape)
         is_recursive = self._open.pop(shape)
         is_named = isinstance(shape, self._named) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
-        if is_recursive or (is_named and self._context_free or self._size(node) > MAX_NODES) and node != NOTHING:
+        is_kept = is_named and self._context_free or self._size(node) > MAX_NODES
+        if is_recursive or (is_kept and not ast.is_nothing(node)):
             self._needs_rules()
             name = self._rule_name(shape)
             self.tokens.rules[name] = node
@@ -251,9 +253,8 @@ class Lowering:
     def _rule_name(self, shape: Shape) -> str:
         if isinstance(shape, Reference):
             return f"{self.tokens.prefix} {shape.target}"
-        if shape not in self._shape_numbers:
-            self._shape_numbers[shape] = len(self._shape_numbers)
-        return f"{self.tokens.prefix} shape {self._shape_numbers[shape]}"
+        number = self._shape_numbers.setdefault(shape, len(self._shape_numbers))
+        return f"{self.tokens.prefix} shape {number}"
 
     def _needs_rules(self) -> None:
         if not self._context_free:

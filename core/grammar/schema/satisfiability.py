@@ -107,7 +107,7 @@ class _Endings:
     def __init__(self, rules: dict[str, Node], ending: Iterable[str]) -> None:
         self._bodies = rules
         self._nodes: set[int] = set()
-        self.rules = set(ending)
+        self.rules = {name for name, body in rules.items() if type(body) is ast.Literal}.union(ending)
         self.open: set[str] = set()
 
     def look(self) -> bool:

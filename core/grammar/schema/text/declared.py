@@ -32,49 +32,58 @@ def is_plain(shape: Shape) -> TypeGuard[Object]:
 
 def members(lowering: Lowering, parts: Sequence[Object]) -> Node:
     """The text between the braces of what is all of these plain objects."""
-    required = {name for part in parts for name in part.required}
-    declared, additional = dict(parts[0].properties), parts[0].additional
+    listed, required, additional = parts[0].properties, parts[0].required, parts[0].additional
     if len(parts) > 1:
+        required = tuple([name for part in parts for name in part.required])
         additional = both(*[part.additional for part in parts])
-        listed = dict.fromkeys([name for part in parts for name, _ in part.properties])
-        declared = {name: both(*[_member(part, name) for part in parts]) for name in listed}
-    names = dict.fromkeys([*declared, *[name for part in parts for name in part.required]])
-    values: dict[Shape, Node] = {}  # many members have one shape
-    concat, name_of = ast.concat, lowering.tokens.name
-    written: list[tuple[Node, bool]] = []
-    for name in names:
-        member = declared.get(name, additional)
+        names = dict.fromkeys([name for part in parts for name, _ in part.properties])
+        listed = tuple([(name, both(*[_member(part, name) for part in parts])) for name in names])
+    asked = frozenset(required)
+    if asked:
+        left = dict.fromkeys(required, additional)
+        for name, _ in listed:
+            left.pop(name, None)
+        listed = (*listed, *left.items()) if left else listed
+    values, concat, name_of = lowering.member_nodes, ast.concat, lowering.tokens.name
+    written: list[Node] = []
+    needed: list[int] = []
+    for name, member in listed:
         value = values.get(member)
         if value is None:
             value = values[member] = lowering.member_value(member)
-        if type(value) is ast.Rule or not ast.is_nothing(value):
-            written.append((concat(name_of(name), value), name in required))
-        elif name in required:
-            return ast.NOTHING
+        if type(value) is not ast.Rule and ast.is_nothing(value):
+            if name in asked:
+                return ast.NOTHING
+            continue
+        if name in asked:
+            needed.append(len(written))
+        written.append(concat(name_of(name), value))
     others = None
     if additional != NOTHING:
         value = lowering.member_value(additional)
         if not ast.is_nothing(value):
-            others = ast.concat(lowering.tokens.key(lowering.tokens.other_names(list(names))), value)
-    return in_order(lowering, written, others)
+            names_but = lowering.tokens.other_names([name for name, _ in listed])
+            others = concat(lowering.tokens.key(names_but), value)
+    return in_order(lowering, written, needed, others)
 
 
-def in_order(lowering: Lowering, written: list[tuple[Node, bool]], others: Node | None) -> Node:
-    """The text of members in a row, some of which may be left out, then any number of others."""
-    comma = lowering.tokens.comma
-    first = next((i for i, (_, is_required) in enumerate(written) if is_required), None)
-    if first is None:
-        return _first_of(lowering, [member for member, _ in written], others, needed=False)
+def in_order(lowering: Lowering, written: list[Node], needed: Sequence[int], others: Node | None) -> Node:
+    """The text of members in a row, then any number of others.
+
+    needed  the places of members that may not be left out, in order
+    """
+    if not needed:
+        return _first_of(lowering, written, others, needed=False)
+    comma, first, is_needed = lowering.tokens.comma, needed[0], set(needed)
     after: list[Node] = []
-    for member, is_required in written[first + 1 :]:
-        node = ast.concat(comma, member)
-        after.append(node if is_required else ast.optional(node))
+    for place in range(first + 1, len(written)):
+        node = ast.concat(comma, written[place])
+        after.append(node if place in is_needed else ast.optional(node))
     if others is not None:
         after.append(ast.star(ast.concat(comma, others)))
     if first == 0:
-        return ast.concat(written[0][0], *after)
-    needed = [member for member, _ in written[: first + 1]]
-    return ast.concat(_first_of(lowering, needed, None, needed=True), *after)
+        return ast.concat(written[0], *after)
+    return ast.concat(_first_of(lowering, written[: first + 1], None, needed=True), *after)
 
 
 def _member(shape: Object, name: str) -> Shape:

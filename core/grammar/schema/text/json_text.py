@@ -95,7 +95,12 @@ def quoted(node: Node) -> Node:
 
 def string(text: str) -> Node:
     """The JSON string of `text`. Raises GrammarError for a lone surrogate."""
-    return written(_encode(text))
+    return ast.Literal(string_bytes(text))
+
+
+def string_bytes(text: str) -> bytes:
+    """The bytes of `string`."""
+    return encoded(_encode(text))
 
 
 def written(text: str) -> Node:
@@ -118,9 +123,7 @@ def inside(text: str) -> Node:
 
 def bytes_inside(text: str) -> bytes:
     """The bytes of `inside`."""
-    spelled = string(text)
-    assert isinstance(spelled, ast.Literal)
-    return spelled.data[1:-1]
+    return string_bytes(text)[1:-1]
 
 
 def other_names(names: Iterable[str]) -> Node:

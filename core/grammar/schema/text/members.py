@@ -46,7 +46,7 @@ class Members:
 
     def _row(self) -> Node | None:
         """The same where nothing that was written decides about what may follow: patterns of names are often so."""
-        state, written = self._ways.start, list[tuple[Node, bool]]()
+        state, written, needed = self._ways.start, list[Node](), list[int]()
         while state[0] < len(self._ways.walked):
             ways = self._ways.of(state)
             after = [ways.absent] if ways.absent is not None else []
@@ -56,15 +56,16 @@ class Members:
             members = self._members(ways.present)
             if not members and ways.absent is None:
                 return None
-            written += [(node, ways.absent is None) for node, _ in members]
+            needed += range(len(written), len(written) + len(members)) if ways.absent is None else ()
+            written += [node for node, _ in members]
             state = after[0]
         ways = self._ways.of(state)
         if not ways.ends or any([target != state for _, _, target in ways.present]):
             return None
         others = ast.alternation(*[node for node, _ in self._members(ways.present)])
         if ast.is_nothing(others):
-            return declared.in_order(self._lowering, written, None)
-        return declared.in_order(self._lowering, written, self._lowering.tokens.token(others))
+            return declared.in_order(self._lowering, written, needed, None)
+        return declared.in_order(self._lowering, written, needed, self._lowering.tokens.token(others))
 
     def _place(self, state: State, written: bool) -> int:
         """The number of a place; a new one will be left in turn."""

@@ -109,12 +109,12 @@ class JsonTokens:
         """The name of a member and the colon."""
         found = self._names.get(name)
         if found is None:
-            text = json_text.string(name)
-            if isinstance(text, ast.Literal) and isinstance(self._colon, ast.Literal):
-                text = ast.Literal(text.data + self._colon.data)
+            text = json_text.string_bytes(name)
+            if isinstance(self._colon, ast.Literal):
+                found = self.token(ast.Literal(text + self._colon.data))
             else:
-                text = ast.concat(text, self._colon)
-            found = self._names[name] = self.token(text)
+                found = self.token(ast.concat(ast.Literal(text), self._colon))
+            self._names[name] = found
         return found
 
     def key(self, name: Node) -> Node:
