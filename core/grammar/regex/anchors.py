@@ -29,7 +29,7 @@ from graftlm.core.grammar.ast import (
     star,
 )
 from graftlm.core.grammar.regex.backreferences import Captured
-from graftlm.core.grammar.regex.lookarounds import Lookahead
+from graftlm.core.grammar.regex.lookarounds import CHARACTERS, Lookahead
 from graftlm.core.grammar.regex.trimming import trimmed
 
 # While a pattern is parsed, an anchor is a rule named "^" or "$" and its position, and so is a lookahead.
@@ -183,7 +183,10 @@ def _lookahead_in(node: Node) -> Lookahead | None:
         case Lookahead():
             return node
         case Concat(items) | Alternation(items):
-            return next((found for item in items if (found := _lookahead_in(item)) is not None), None)
+            for item in items:
+                found = None if type(item) in CHARACTERS else _lookahead_in(item)
+                if found is not None:
+                    return found
         case Repeat(item, _, _):
             return _lookahead_in(item)
     return None
@@ -285,11 +288,16 @@ def _without_text(node: Node) -> Node | None:
 
 
 def _anchor_in(node: Node, signs: str) -> Rule | None:
+    if type(node) in CHARACTERS:
+        return None
     match node:
         case Rule(name) if name[0] in signs:
             return node
         case Concat(items) | Alternation(items):
-            return next((found for item in items if (found := _anchor_in(item, signs)) is not None), None)
+            for item in items:
+                found = None if type(item) in CHARACTERS else _anchor_in(item, signs)
+                if found is not None:
+                    return found
         case Repeat(item, _, _):
             return _anchor_in(item, signs)
     return None

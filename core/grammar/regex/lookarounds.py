@@ -26,6 +26,8 @@ from graftlm.core.grammar.ast import (
 )
 from graftlm.core.grammar.automata import charsets
 
+CHARACTERS = frozenset({Literal, CharSet})
+"""Nodes in which there are no others: most of a pattern."""
 _MOST_WAYS = 16
 """Alternatives that a lookahead is written out in; with more, its lookbehinds stay."""
 
@@ -120,7 +122,7 @@ def looks_behind(node: Node) -> bool:
         case Lookahead():
             return looks_behind(node.body)
         case Concat(items) | Alternation(items):
-            return any(map(looks_behind, items))
+            return any([type(item) not in CHARACTERS and looks_behind(item) for item in items])
         case Repeat(item, _, _):
             return looks_behind(item)
     return False

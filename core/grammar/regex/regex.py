@@ -29,6 +29,7 @@ from graftlm.core.grammar.ast import (
     char_set,
     complement,
     concat,
+    literal,
     normalise,
     repeat,
 )
@@ -42,6 +43,8 @@ from graftlm.core.grammar.regex.flags import NAMES, Flags
 _PLACES = frozenset(("^", "$", r"\A", r"\Z", r"\z", r"\b", r"\B"))
 _REFUSED_GROUPS = {">": "atomic group", "(": "conditional"}
 _REFERENCE = re.compile(r"\\[1-9]|\\k<|\(\?P=")
+_LETTERS = re.compile(r"[A-Za-z0-9_/:;,@%&=~\"'`!<> -]{2,}(?![*+?{])")
+"""Characters that stand for themselves, but for one that a quantifier may follow."""
 
 
 def parse(
@@ -90,6 +93,7 @@ class _Parser(Characters):
         self._depth = 0
         self._max_depth = max_depth
         self._refers = _REFERENCE.search(pattern) is not None
+        self._has_comments = "(?#" in pattern
         self._has_line_ends = False  # `$` of Python
         self._num_groups = 0
         self._closed: set[int] = set()  # groups that a backreference may name
@@ -139,10 +143,20 @@ class _Parser(Characters):
                 # a lookahead and an anchor at the same place may change places
                 return concat(*anchors.sorted_anchors(items))
             start = self._at
-            item = self._repeats(self._atom(), start)
+            item = self._letters() or self._repeats(self._atom(), start)
             here, before = before, self._text[start : self._at]
             if here != before or before not in _PLACES:  # the same place twice asks for nothing new
                 items.append(item)
+
+    def _letters(self) -> Node | None:
+        """Several characters that stand for themselves, if that is what comes next."""
+        if self._has_comments or self._flags.ignore_case or self._flags.verbose:  # a quantifier may stand behind those
+            return None
+        found = _LETTERS.match(self._text, self._at)
+        if found is None:
+            return None
+        self._at = found.end()
+        return literal(found[0])
 
     def _repeats(self, item: Node, start: int) -> Node:
         self._skip_blanks()
@@ -307,7 +321,7 @@ class _Parser(Characters):
 
     def _skip_blanks(self) -> None:
         """Skip comments (?#...) and, with the flag x, blanks and comments that end with the line."""
-        while self._at < len(self._text):
+        while (self._has_comments or self._flags.verbose) and self._at < len(self._text):
             if self._text.startswith("(?#", self._at):
                 end = self._text.find(")", self._at)
                 if end < 0:

@@ -7,6 +7,8 @@ from typing import NoReturn
 from graftlm.core.errors import GrammarError
 
 _MAX_COUNT = 1 << 24
+_QUANTIFIERS = frozenset("*+?{")
+"""What a quantifier begins with."""
 
 
 class Scanner:
@@ -36,14 +38,15 @@ class Scanner:
     def _quantifier(self) -> tuple[int, int | None] | None:
         """Read `*`, `+`, `?` or `{m,n}`; braces that hold no counts are characters."""
         here = self._at
+        if self._text[here : here + 1] not in _QUANTIFIERS:
+            return None
         if self._take("*"):
             return 0, None
         if self._take("+"):
             return 1, None
         if self._take("?"):
             return 0, 1
-        if not self._take("{"):
-            return None
+        self._at += 1
         low = self._digits()
         comma = self._take(",")
         high = self._digits() if comma else low

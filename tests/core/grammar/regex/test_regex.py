@@ -554,3 +554,23 @@ def test_a_group_of_any_character_is_refused_where_texts_may_be_made_of_many() -
     for pattern in (r"(?!.*(.)\1)[ab]", r"^(?!.*(.)\1)\w*$|a", r"^(?!.*(.)\1)(a)(?i:\2)$"):
         with pytest.raises(GrammarError, match="a backreference is kept"):
             parse(pattern, search=True, portable=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "others"),
+    [
+        ("abc+", ["abc", "abcc"], ["abcabc", "ab"]),
+        ("ab{2}c?d", ["abbd", "abbcd"], ["ababd"]),
+        ("ab{c", ["ab{c"], ["abc"]),  # braces that hold no counts
+        ("a-b: c*", ["a-b: ", "a-b: cc"], ["a-b: c c"]),
+        ("ab(?#twice)?c", ["ac", "abc"], ["c"]),  # what stands between does not count
+        ("(?x: a b *) c d", ["a c d", "abb c d"], ["a b c d"]),
+        ("(?i:ab)ab", ["ABab", "abab"], ["abAB"]),
+        ("ab|cd|", ["ab", "cd", ""], ["abcd", "abd"]),
+    ],
+)
+def test_a_quantifier_repeats_the_last_of_several_letters(pattern: str, texts: list[str], others: list[str]) -> None:
+    node = parse(pattern)
+    assert all(product.matches(node, text) for text in texts)
+    assert not any(product.matches(node, text) for text in others)
+    assert all(re.fullmatch(pattern, text) for text in texts)
