@@ -26,6 +26,8 @@ MAX_DEPTH = 400
 
 MAX_TERMINALS = 45_000
 """Names and values that differ: llguidance compares each with all others, which takes about 4 s for so many."""
+_MAX_WRITTEN = 3
+"""Uses of a terminal that are written out: a rule takes about as long as four of them."""
 MAX_SYMBOLS = 65_525
 TOO_MANY_SYMBOLS = (
     f"the constraint takes more than {MAX_SYMBOLS:,} symbols, the limit of llguidance's parser, and a property "
@@ -46,7 +48,7 @@ _ATOM, _SEQUENCE, _CHOICE = range(3)
 
 _Text = tuple[str, int]
 _Use = tuple[Node, str, int]
-"""A terminal, kept so that its id stays its own; how it is written; how often it was met, up to three times."""
+"""A terminal, kept so that its id stays its own; how it is written; how often it was met, up to four times."""
 
 
 class _LarkWriter(RuleWriter):
@@ -268,7 +270,7 @@ class _LarkWriter(RuleWriter):
         return f"/{char_class(ranges)}/"
 
     def _terminal_use(self, node: Node) -> str:
-        """A terminal in a rule. What is used a third time has a rule: each use is a symbol of its own."""
+        """A terminal in a rule. What is used a fourth time has a rule: each use is a symbol of its own."""
         if isinstance(node, ast.Empty):
             return '""'
         key = node.data if type(node) is ast.Literal else id(node)
@@ -283,12 +285,11 @@ class _LarkWriter(RuleWriter):
             self._uses[key] = (node, word, 1)
             return word
         _, word, times = known
-        if times == 1:
-            self._uses[key] = (node, word, 2)
-        elif times == 2:
+        if times == _MAX_WRITTEN:
             text, word = word, self.fresh()
             self.define(word, text)
-            self._uses[key] = (node, word, 3)
+        if times <= _MAX_WRITTEN:
+            self._uses[key] = (node, word, times + 1)
         return word
 
     def _new_use(self, node: Node) -> str:

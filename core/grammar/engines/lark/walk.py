@@ -67,16 +67,16 @@ class Walk:
         self._writer = writer
         self._names: list[str | None] = [None] * len(graph.rows)
         arrivals = [0] * len(graph.rows)
-        for row in graph.rows:
-            for _, target in row:
+        self._looping, silent = set[int](), list[int]()
+        for state, row in enumerate(graph.rows):
+            for item, target in row:
                 arrivals[target] += 1
+                if target == state:
+                    self._looping.add(state)
+                elif target > state and type(item) is ast.Empty:
+                    silent.append(target)
         self._ways_of: dict[int, list[str]] = {}  # of states that one before them goes on to as if it were them
-        self._alike = {
-            target
-            for state, row in enumerate(graph.rows)
-            for item, target in row
-            if arrivals[target] == 1 and target > state and type(item) is ast.Empty
-        }
+        self._alike = {target for target in silent if arrivals[target] == 1}
         self._items: dict[int, str] = {}  # of states with one way on: an item is written once, with its rules
         self._inlined: dict[int, str] = {}
         for state, row in enumerate(graph.rows):
@@ -91,7 +91,6 @@ class Walk:
         for state in list(self._inlined):  # one that leads to another such place leaves that one its rule
             if state in self._inlined:
                 self._inlined.pop(graph.rows[state][0][1], None)
-        self._looping = {state for state, row in enumerate(graph.rows) for _, target in row if target == state}
         for state in self._inlined:
             after = graph.rows[state][0][1]
             if any([target == state for _, target in graph.rows[after]]):

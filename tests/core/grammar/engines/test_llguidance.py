@@ -275,9 +275,9 @@ def test_lark_text_holds_what_terminals_cannot_confuse() -> None:
 
 
 def test_lark_text_writes_a_literal_where_it_is_met_and_names_what_comes_again() -> None:
-    pair = ast.concat(ast.Rule("a"), ast.Rule("b"), ast.Rule("a"), ast.Rule("a"))
-    assert to_lark(pair, {"a": ast.literal('"'), "b": ast.literal("é")}) == (
-        'start:"\\"""\\u00e9""\\""s1\n'  # llguidance takes a symbol for each terminal that a rule holds
+    words = ast.concat(ast.Rule("a"), ast.Rule("b"), *[ast.Rule("a")] * 3)
+    assert to_lark(words, {"a": ast.literal('"'), "b": ast.literal("é")}) == (
+        'start:"\\"""\\u00e9""\\"""\\""s1\n'  # llguidance takes a symbol for each terminal that a rule holds
         's1:"\\""\n'
     )
 
