@@ -50,6 +50,7 @@ class References:
         self._bases: dict[str, str] = {}  # target of a resource -> its URI
         self._drafts: dict[str, int | None] = {}  # the same -> its draft
         self._targets: dict[tuple[str, str], str] = {}  # what base URIs and references led to
+        self._values: dict[str, Any] = {}  # the schemas at targets that were asked for
         self._next: dict[str, set[str]] = {}  # the resources that a resource leads to
         for uri, document in list(self._documents.items()):
             named = text is None or _names_inside(text, schema) if document is schema else in_documents
@@ -189,6 +190,8 @@ class References:
 
         Raises GrammarError that names the nearest definition when there is none.
         """
+        if target in self._values:  # of a reference that was met
+            return self._values[target]
         uri, pointer = ("", target) if target[:1] in ("", "/") else target.split("#", 1)
         value = self._documents[uri]
         for part in _parts(pointer):
@@ -203,6 +206,7 @@ class References:
                 raise GrammarError(
                     f"{place}: {reference or target!r} leads nowhere: there is no {part!r}{hint}", pointer=place
                 )
+        self._values[target] = value
         return value
 
     def draft(self, target: str) -> int | None:
