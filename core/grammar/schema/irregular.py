@@ -30,16 +30,16 @@ def is_open(shape: Object) -> bool:
 def closed(parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
     """`parts` of one object without members that none of them declares, unless one says something of others."""
     objects = [part for part in parts if isinstance(part, Object)]
-    if any(part.closed for part in objects):
-        return parts
-    if not any(part.properties or part.patterns for part in objects):
-        return parts
-    if len(parts) == 1:
-        (one,) = objects
+    if len(parts) == len(objects) == 1:
+        one = objects[0]
+        if one.closed or not (one.properties or one.patterns):
+            return parts
         sizes = one.min_properties, one.max_properties
         return (Object(one.properties, one.patterns, NOTHING, one.required, *sizes, one.names, True),)
-    names = dict.fromkeys(name for part in objects for name, _ in part.properties)
-    patterns = dict.fromkeys(pattern for part in objects for pattern, _ in part.patterns)
+    if any([part.closed for part in objects]) or not any([part.properties or part.patterns for part in objects]):
+        return parts
+    names = dict.fromkeys([name for part in objects for name, _ in part.properties])
+    patterns = dict.fromkeys([pattern for part in objects for pattern, _ in part.patterns])
     closing = Object(
         properties=tuple((name, ANYTHING) for name in names),
         patterns=tuple((pattern, ANYTHING) for pattern in patterns),

@@ -28,8 +28,10 @@ from graftlm.core.grammar.spec import JsonSchema
 
 def counts_names(shape: Object) -> bool:
     """Whether more members are asked for than names it lists and one other: others might be the same one twice."""
+    if shape.min_properties < 2:
+        return False
     has_others = shape.additional != NOTHING or bool(shape.patterns)
-    return shape.min_properties > 1 and shape.min_properties > len(shape.listed) + has_others
+    return shape.min_properties > len(shape.listed) + has_others
 
 
 def may_count_names(spec: JsonSchema) -> bool:
