@@ -176,8 +176,7 @@ class Lowering:
     ) -> None:
         self._reader = reader
         self.algebra = self._reader.algebra
-        self.names_differ = reader.items_differ
-        self.pointers = reader.pointers
+        self.names_differ, self.pointers = reader.items_differ, reader.pointers
         self.strict = options.strict
         self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
@@ -186,7 +185,8 @@ class Lowering:
         self._context_free = context_free
         self._named = _NAMED if self.tokens.has_rules else _NAMED_WITHOUT_TOKENS
         self._nodes: dict[Shape, Node] = {}
-        self.member_nodes: dict[Shape, Node] = {}  # of those that `member_value` was asked for
+        self.member_nodes: dict[Shape, Node] = {}  # of what members may be, and with their names:
+        self.members: dict[tuple[str, Shape], Node] = {}
         self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
         self._size = NodeSizes()
         self._shape_numbers: dict[Shape, int] = {}

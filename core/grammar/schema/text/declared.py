@@ -44,27 +44,35 @@ def members(lowering: Lowering, parts: Sequence[Object]) -> Node:
         for name, _ in listed:
             left.pop(name, None)
         listed = (*listed, *left.items()) if left else listed
-    values, concat, name_of = lowering.member_nodes, ast.concat, lowering.tokens.name
+    known = lowering.members
     written: list[Node] = []
     needed: list[int] = []
-    for name, member in listed:
-        value = values.get(member)
-        if value is None:
-            value = values[member] = lowering.member_value(member)
-        if type(value) is not ast.Rule and ast.is_nothing(value):
-            if name in asked:
-                return ast.NOTHING
+    for pair in listed:
+        node = known.get(pair)
+        if node is None:
+            node = known[pair] = _named(lowering, *pair)
+        if node is ast.NOTHING:
+            if pair[0] in asked:
+                return node
             continue
-        if name in asked:
+        if pair[0] in asked:
             needed.append(len(written))
-        written.append(concat(name_of(name), value))
+        written.append(node)
     others = None
     if additional != NOTHING:
         value = lowering.member_value(additional)
         if not ast.is_nothing(value):
             names_but = lowering.tokens.other_names([name for name, _ in listed])
-            others = concat(lowering.tokens.key(names_but), value)
+            others = ast.concat(lowering.tokens.key(names_but), value)
     return in_order(lowering, written, needed, others)
+
+
+def _named(lowering: Lowering, name: str, shape: Shape) -> Node:
+    """The text of a member, which many objects may have; NOTHING where no value has its shape."""
+    value = lowering.member_nodes.get(shape)
+    if value is None:
+        value = lowering.member_nodes[shape] = lowering.member_value(shape)
+    return ast.NOTHING if ast.is_nothing(value) else ast.concat(lowering.tokens.name(name), value)
 
 
 def in_order(lowering: Lowering, written: list[Node], needed: Sequence[int], others: Node | None) -> Node:

@@ -71,6 +71,29 @@ def test_objects_share_the_edges_that_they_have_alike() -> None:
     assert one[2] is other[2] and one[4] is other[4]
 
 
+def test_members_that_objects_have_alike_are_one_node() -> None:
+    objects = {name: {"properties": {"a": {}, name: {}, "b": {"type": "null"}}} for name in ("one", "other")}
+    lowered = lower_schema(JsonSchema({"properties": objects}), Options(), context_free=True)
+    whole = lowered.rules[lowered.node.name] if isinstance(lowered.node, ast.Rule) else lowered.node
+    one, other = (graph.rows for graph in graphs_in(whole) if len(graph.rows) == 7)
+    assert one[1][0][0] is other[1][0][0] and one[5][0][0] is other[5][0][0]
+    assert one[3][0][0] != other[3][0][0]
+
+
+def test_a_member_that_no_value_fits_is_left_out_of_each_object_that_may_lack_it() -> None:
+    impossible = {"type": "string", "enum": [1]}
+    properties = {"a": impossible, "b": {"type": "null"}}
+    schema = {"properties": {"one": {"properties": properties}, "other": {"properties": properties}}}
+    grammar = compiled(JsonSchema(schema))
+    assert allows(grammar, '{"one":{"b":null},"other":{"b":null}}')
+    assert not allows(grammar, '{"one":{"a":1}}') and not allows(grammar, '{"other":{"a":"1"}}')
+    needing = {
+        "properties": {"one": {"properties": properties}, "other": {"properties": properties, "required": ["a"]}}
+    }
+    grammar = compiled(JsonSchema(needing))
+    assert allows(grammar, '{"one":{"b":null}}') and not allows(grammar, '{"other":{"b":null}}')
+
+
 def graphs_in(node: ast.Node) -> Iterator[ast.Graph]:
     if isinstance(node, ast.Graph):
         yield node
