@@ -32,6 +32,7 @@ GENERAL = (
     "anyOf",
     "oneOf",
     "not",
+    "if",
     "$ref",
     "$dynamicRef",
     "$recursiveRef",
@@ -64,9 +65,8 @@ TOO_OLD = (
 
 KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for word in words)})
 
-
 BESIDE_REFERENCE = SILENT | {"$ref"}
-"""Of a schema with no others only what it refers to counts, in each draft."""
+"""Keywords that change nothing beside a `$ref`, in any draft: a schema of these alone means what it refers to."""
 
 OF_STRINGS = frozenset(OF_TYPE["string"])
 OF_ITEMS = frozenset(OF_TYPE["array"]) - {"items", "unevaluatedItems"}

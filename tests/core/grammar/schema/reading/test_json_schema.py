@@ -428,6 +428,14 @@ def test_keywords_that_the_standard_does_not_know_are_annotations_and_listed() -
     assert grammar.annotations[0].pointer == "/ui:widget"
 
 
+def test_a_condition_is_an_annotation_in_drafts_that_lack_it_only() -> None:
+    schema = {"type": "integer", "if": {"minimum": 5}, "then": {"maximum": 7}, "else": {"minimum": 2}}
+    grammar = compiled(schema)
+    assert [text for text in "123456789" if allows(grammar, text)] == [*"234567"] and grammar.annotations == ()
+    old = compiled({"$schema": DRAFT4, **schema})
+    assert allows(old, "9") and [issue.keyword for issue in old.annotations] == ["if"]
+
+
 @pytest.mark.parametrize(
     ("keyword", "meant"),
     [
