@@ -197,7 +197,7 @@ ANY_CHAR = CharSet(((0, MAX_CODE_POINT),))
 
 
 _APART = frozenset((Rule, Repeat, Graph, CharSet))
-"""What stands in a row as it is, whatever its neighbours are."""
+"""Nodes that `concat` neither flattens nor joins with a neighbour."""
 
 
 def concat(*items: Node) -> Node:

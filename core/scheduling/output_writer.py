@@ -207,14 +207,14 @@ class OutputWriter:
 
     def _push_forced(self, sequence: Sequence, ids: Seq[int]) -> None:
         output, sampling, remaining = sequence.output, sequence.sampling, sequence.remaining
-        some_may_end = output.stop_matcher is not None or sampling.logprobs or sampling.stop_token_ids
-        if not some_may_end and 1 < len(ids) < remaining and not any(i in ids for i in self.tokenizer.eos_token_ids):
+        one_by_one = output.stop_matcher is not None or sampling.logprobs or sampling.stop_token_ids
+        if not one_by_one and 1 < len(ids) < remaining and not any(i in ids for i in self.tokenizer.eos_token_ids):
             if output.first_s is None:
                 output.first_s = time.monotonic()
             sequence.tokens.extend(ids)
             output.num_forced += len(ids)
             return
-        for token_id in ids:
+        for token_id in ids:  # one of which may end the text
             if output.finish_reason is not None:
                 return
             output.num_forced += 1
