@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema.algebra.shapes import Number, Reference, Text
+from graftlm.core.grammar.schema.algebra.shapes import Number, Object, Reference, Text
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.schema.reading.plain_schemas import plain_shape
 from graftlm.core.grammar.schema.reading.references import References
@@ -56,7 +56,8 @@ def test_where_documents_lie_beside_a_schema_its_place_tells_what_a_reference_me
         JsonSchema({"$ref": "https://a.test/other"}, {"https://a.test/other": {"properties": {"b": {"$ref": "#"}}}}),
         Options(),
     )
-    assert reader.shape(reader.references.target("https://a.test/other", "/$ref")) is not None
+    other = reader.shape(reader.references.target("https://a.test/other", "/$ref"))
+    assert isinstance(other, Object) and other.property("b") is Reference("https://a.test/other#")
 
 
 @pytest.mark.parametrize("inner", [{"type": "string"}, {"$ref": "#/$defs/a"}])
