@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.chat.messages import Message, to_messages, to_template_dicts
-from graftlm.core.chat.template_skeletons import TemplateSkeletons
 from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.text.batch_encoder import BLOCK_CHARS, BatchEncoder
@@ -228,11 +227,7 @@ class Tokenizer:
                 "the tokenizer has no chat template, so messages cannot be rendered; "
                 "give the prompt as text, or set tokenizer.chat_template"
             )
-        native = to_messages(messages)
-        whole = not continue_final_message
-        if whole and (known := self._skeletons.text(native, tools, add_generation_prompt)) is not None:
-            return known
-        dicts = to_template_dicts(native)
+        dicts = to_template_dicts(to_messages(messages))
         try:
             text = self.hf.apply_chat_template(
                 dicts,
@@ -244,13 +239,7 @@ class Tokenizer:
         except Exception as error:  # templates are programs of the model's author and raise what they like
             roles = ", ".join(message["role"] for message in dicts)
             raise ConfigError(f"the model's chat template refuses these messages (roles: {roles}): {error}") from error
-        if whole:
-            self._skeletons.learn(native, tools, add_generation_prompt, text)
         return str(text)
-
-    @cached_property
-    def _skeletons(self) -> TemplateSkeletons:
-        return TemplateSkeletons(self.hf)
 
     @cached_property
     def _default_bos(self) -> int | None:
