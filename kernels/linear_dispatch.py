@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 
 MEASURED = (
     Measured("bits12", ("qkv", "gate_up", "add", "head"), (range(1, 33),), (1, 17, 33, FEW_ROWS)),
-    Measured("tiled_gate", ("gate_up",), (range(33, 257), range(513, sys.maxsize)), (64, 96, 128, 160, 192, 256, 513)),
+    Measured("tiled_gate", ("gate_up",), (range(33, 257),), (64, 96, 128, 160, 192, 256)),
     Measured("gemv", ("gate_up", "head"), (range(1, 2),)),
     Measured("halves", ("add",), (range(FEW_ROWS + 1, 257),), (96, 256)),
     Measured("prefetch", ("qkv", "add"), (range(1, FEW_ROWS + 1),), (16, 32, FEW_ROWS)),
@@ -107,10 +107,10 @@ def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activ
 
 
 def _tiled_gate(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
-    decode, prefill = gluon_kernel("hopper.gate_up_decode"), gluon_kernel("hopper.gate_up_prefill")
-    if decode is None or prefill is None or not takes(weight) or weight.shape[0] % 16:
+    kernel = gluon_kernel("hopper.gate_up_decode")
+    if kernel is None or not takes(weight) or weight.shape[0] % 16:
         return None
-    return lambda x: (decode if len(x) <= decode.MAX_ROWS else prefill).gate_up(x, weight, activation)
+    return lambda x: kernel.gate_up(x, weight, activation)
 
 
 def _halves(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:

@@ -32,7 +32,7 @@ SOME = " or ".join(f"shape{i}-" for i in range(0, 150, 7))
 """Of the shapes, dtypes and variants of attention: each of them, but not all together, which takes many minutes."""
 
 ROOMS = ("bits12", "gpu", "hopper")
-NO_KERNELS = {"test_cudnn_prefill.py", "test_flashinfer.py", "test_support.py", "test_weight_codec.py"}
+NO_KERNELS = {"test_flashinfer.py", "test_support.py", "test_weight_codec.py"}
 """Tests that launch a library's kernels, or none."""
 
 FILES = [ROOT / "tests/kernels/test_fused_layers.py"]

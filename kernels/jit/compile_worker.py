@@ -42,7 +42,6 @@ KERNELS = (
     "gpu.sampling.token_mask",
     "gpu.step_inputs",
     "hopper.gate_up_decode",
-    "hopper.gate_up_prefill",
     "hopper.gather_kv",
     "hopper.prefetch_matmul",
     "hopper.prompt_kernel",

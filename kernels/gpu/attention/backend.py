@@ -9,7 +9,6 @@ import torch
 
 from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.attention.cudnn_prefill import AllDense, DensePrefill
 from graftlm.kernels.gpu.attention.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
 from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, extend_attention
 from graftlm.kernels.gpu.attention.one_order import OneOrder
@@ -45,10 +44,8 @@ class TritonAttention:
         self.store = store
         self.device = store.device
         self.strict = False
-        has_cudnn = self.device.type == "cuda" and torch.backends.cudnn.is_available()
-        self.dense = DensePrefill(enabled=has_cudnn, rounded_store=store.scales is not None)
         self.prompts = PromptAttention(store)
-        self.paths: tuple[PrefillPath, ...] = (AllDense(self.dense), self.prompts, self.dense)
+        self.paths: tuple[PrefillPath, ...] = (self.prompts,)
         on_card = store.compact and self.device.type == "cuda"
         self._compact = gluon_kernel("bits12.decode") if on_card else None
         self.num_sms = 1

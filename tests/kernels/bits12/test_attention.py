@@ -9,8 +9,7 @@ from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from tests.kernels.gpu.attention.test_attention import DEVICE, error, reference
-from tests.kernels.gpu.attention.test_cudnn_prefill import plan_of
+from tests.kernels.gpu.attention.test_attention import DEVICE, error, plan_of, reference
 
 HEADS, KV_HEADS = 4, 2
 # the interpreter has no products in bfloat16: there numbers that it holds are kept in float32

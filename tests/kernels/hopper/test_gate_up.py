@@ -14,7 +14,6 @@ from graftlm.kernels.linear_dispatch import KINDS
 from tests.kernels.gluon import compile_for_hopper
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
-NAMES = ("hopper.gate_up_decode", "hopper.gate_up_prefill")
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -39,7 +38,7 @@ def error(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu"
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("activation", get_args(Activation))
-@pytest.mark.parametrize("num_rows", [33, 64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 256, 513, 640, 1000])
+@pytest.mark.parametrize("num_rows", [33, 64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 256])
 def test_every_row_and_output_is_the_gate_times_what_it_is_for(
     dtype: torch.dtype, num_rows: int, activation: Activation
 ) -> None:
@@ -49,29 +48,18 @@ def test_every_row_and_output_is_the_gate_times_what_it_is_for(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("num_rows", "k"), [(40, 1088), (64, 448), (90, 576), (200, 448), (200, 128), (256, 640), (5000, 448)]
-)
+@pytest.mark.parametrize(("num_rows", "k"), [(40, 1088), (64, 448), (90, 576), (200, 448), (200, 128), (256, 640)])
 def test_more_tiles_than_the_card_runs_at_once(num_rows: int, k: int) -> None:
     x, weight = random(num_rows, k, dtype=torch.bfloat16), random(2 * 64 * 300, k, dtype=torch.bfloat16)
     assert error(x, weight) < 1.6e-2
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("num_rows", "name"),
-    [
-        (40, "hopper.gate_up_decode"),
-        (100, "hopper.gate_up_decode"),
-        (200, "hopper.gate_up_decode"),
-        (513, "hopper.gate_up_prefill"),
-        (600, "hopper.gate_up_prefill"),
-    ],
-)
-def test_nothing_is_written_beside_the_result(num_rows: int, name: str) -> None:
+@pytest.mark.parametrize("num_rows", [40, 100, 200])
+def test_nothing_is_written_beside_the_result(num_rows: int) -> None:
     x, weight = random(num_rows, 384, dtype=torch.bfloat16), random(2 * 1000, 384, dtype=torch.bfloat16)
     room = torch.full((num_rows + 300, 1000), 7.0, dtype=torch.bfloat16, device="cuda")
-    kernel = gluon_kernel(name)
+    kernel = gluon_kernel("hopper.gate_up_decode")
     assert kernel is not None
     kernel.launch(x, weight, room[:num_rows])
     assert torch.equal(room[:num_rows], gate_up(x, weight))
@@ -79,11 +67,10 @@ def test_nothing_is_written_beside_the_result(num_rows: int, name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [96, 230, 600])
+@pytest.mark.parametrize("num_rows", [96, 230])
 def test_a_graph_gives_what_the_call_gave_and_a_dry_run_finds_the_kernel(num_rows: int) -> None:
     x, weight = random(num_rows, 512, dtype=torch.bfloat16), random(2 * 520, 512, dtype=torch.bfloat16)
-    for name in NAMES:
-        gluon_kernel(name)._gated.device_caches.clear()  # what other tests of this process have compiled
+    gluon_kernel("hopper.gate_up_decode")._gated.device_caches.clear()  # kernels that other tests have compiled
     assert compile_together(lambda: gate_up(x, weight), x.device) == 1
     expected = gate_up(x, weight)
     graph = torch.cuda.CUDAGraph()
@@ -119,23 +106,13 @@ given = dict(ROWS=rows, MORE=more, K=64, STEPS=64, STAGES=stages, ACTIVATION=act
     REGISTERS=registers[0], PDL=True)
 """
 
-_PREFILL = """
-signature = dict(x=tile(64, 64), weight=tile(16, 2, 8, 64), out=tile(64, 128), across="i32", down="i32")
-given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, BAND=kernel.BAND, ACTIVATION=activation)
-"""
-
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "kind", "registers"),
-    [
-        ("hopper.gate_up_decode", "num_rows, activation = 64, 'silu'" + _DECODE, "bf16", 80),
-        ("hopper.gate_up_decode", "num_rows, activation = 64, 'gelu_tanh'" + _DECODE, "bf16", 80),
-        ("hopper.gate_up_decode", "num_rows, activation = 192, 'silu'" + _DECODE, "bf16", 168),
-        ("hopper.gate_up_prefill", "activation = 'silu'" + _PREFILL, "fp16", None),
-        ("hopper.gate_up_prefill", "activation = 'gelu_tanh'" + _PREFILL, "bf16", None),
-    ],
+    ("num_rows", "activation", "kind", "registers"),
+    [(64, "silu", "bf16", 80), (64, "gelu_tanh", "fp16", 80), (192, "silu", "bf16", 168)],
 )
 def test_it_compiles_for_hopper_and_fits_its_shared_memory(
-    module: str, arguments: str, kind: str, registers: int | None
+    num_rows: int, activation: Activation, kind: str, registers: int
 ) -> None:
-    compile_for_hopper(module, "_gated", arguments, kind, registers)
+    arguments = f"num_rows, activation = {num_rows}, {activation!r}" + _DECODE
+    compile_for_hopper("hopper.gate_up_decode", "_gated", arguments, kind, registers)

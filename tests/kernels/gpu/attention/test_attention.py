@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from graftlm.core.config import CacheConfig
+from graftlm.core.execution.step_plan import PlanRow, StepPlan
+from graftlm.core.kv.pages import Extent
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.decode import (
@@ -28,6 +30,19 @@ DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "c
 # float32: rounding of one softmax; half precision: the product p @ v is in half precision, as in every flash kernel
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 NUM_SLOTS = 320
+
+
+def plan_of(*given: tuple[int, int]) -> StepPlan:
+    """A step of rows (new tokens, cached tokens), one range of slots after the other."""
+    rows: list[PlanRow] = []
+    out_slots: list[int] = []
+    start = slot = 0
+    for num_new, past in given:
+        rows.append(PlanRow(None, start, num_new, past, (Extent(slot, slot + past + num_new),)))
+        out_slots += range(slot + past, slot + past + num_new)
+        start, slot = start + num_new, slot + past + num_new
+    ids = torch.zeros(start, dtype=torch.int64)
+    return StepPlan(tuple(rows), ids, ids, torch.tensor(out_slots), torch.tensor([start - 1]), (), "mixed")
 
 
 def scores_of(q, keys, scale: float, softcap: float | None) -> torch.Tensor:

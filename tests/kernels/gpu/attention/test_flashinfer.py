@@ -17,8 +17,7 @@ from graftlm.core.config import CacheConfig
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, error, reference
-from tests.kernels.gpu.attention.test_cudnn_prefill import plan_of
+from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, error, plan_of, reference
 from tests.models import byte_tokenizer, tiny_model
 
 HEADS, KV_HEADS, DIM = 4, 2, 128

@@ -13,8 +13,7 @@ from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from tests.kernels.gpu.attention.test_attention import DEVICE, error, reference
-from tests.kernels.gpu.attention.test_cudnn_prefill import plan_of
+from tests.kernels.gpu.attention.test_attention import DEVICE, error, plan_of, reference
 from tests.models import byte_tokenizer, tiny_model
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
