@@ -17,7 +17,6 @@ def graftlm_register_grammars(register: Register) -> None:
     register("fsm", "graftlm.core.grammar.compile:compile_fsm", "compressed automaton with jump-forward")
     register("pda", "graftlm.core.grammar.compile:compile_pda", "pushdown automaton: what contains itself, any JSON")
     register("llguidance", "graftlm.core.grammar.compile:compile_llguidance", "context-free grammars, lazily")
-    register("xgrammar", "graftlm.core.grammar.engines.xgrammar:compile_xgrammar", "pushdown automata; needs xgrammar")
 
 
 @hookimpl

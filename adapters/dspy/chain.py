@@ -102,10 +102,6 @@ class ChainMatcher:
     def finished(self) -> bool:
         return self._at == len(self._links) - 1 and self._links[-1].finished
 
-    @property
-    def state(self) -> int | None:
-        return None
-
     def _open(self) -> list[int]:
         """The links that may take the next token; not one that can take none."""
         links = [self._at]

@@ -108,7 +108,3 @@ class ChoosingMatcher:
     @property
     def finished(self) -> bool:
         return self._inner.finished
-
-    @property
-    def state(self) -> int | None:
-        return None

@@ -155,10 +155,6 @@ class FsmParser:
     def finished(self) -> bool:
         return self.stopped
 
-    @property
-    def state(self) -> int | None:
-        return None
-
     # -- steps -------------------------------------------------------------------------------------------------
 
     def _before(self) -> _Before:

@@ -156,10 +156,6 @@ class Parser:
         """The text is complete, or the sequence must be built anew because the parser has gone back in it."""
         return self.stopped or self._rebuild
 
-    @property
-    def state(self) -> int | None:
-        return None
-
     # -- steps -------------------------------------------------------------------------------------------------
 
     def _allows(self, token_id: int) -> bool:

@@ -67,11 +67,6 @@ class Matcher(Protocol):
         """Nothing can follow but end-of-sequence, or it was consumed already."""
         ...
 
-    @property
-    def state(self) -> int | None:
-        """The number of the state in device tables; None where there is none."""
-        ...
-
 
 def ends_within(matcher: Matcher, num_tokens: int) -> bool:
     """Whether the shortest ending takes at most `num_tokens` tokens.

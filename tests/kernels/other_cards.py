@@ -45,7 +45,7 @@ from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, sum_parts
 from graftlm.kernels.gpu.norm import add_norm, norm_rows
 from graftlm.kernels.gpu.sampling.argmax import greedy
 from graftlm.kernels.gpu.sampling.nucleus import draw_nucleus
-from graftlm.kernels.gpu.sampling.token_mask import apply_mask, walk_mask
+from graftlm.kernels.gpu.sampling.token_mask import apply_mask
 from graftlm.kernels.gpu.step_inputs import copy_words, feed_tokens, rotary_table
 from graftlm.kernels.gpu.support import Card
 from graftlm.kernels.norm import Addition, Norm
@@ -188,7 +188,6 @@ def launches() -> None:
             noted("", lambda d=dtype, p=top_p: draw_nucleus(logits.to(d), logits[:, :3], logits[:, :1], top_p=p))
     masks = torch.zeros(4, 4008, **i32)
     noted("", lambda: apply_mask(logits, masks, masks[:, 0]))
-    noted("", lambda: walk_mask(logits, masks[:, 0], masks[:, 0], masks, masks[0].to(torch.uint8), masks, masks[0]))
     noted("", lambda: write_table(masks, torch.zeros(4, 4, **i32), 4))
     noted("", lambda: copy_words(masks[0], masks[1]))
     noted("", lambda: feed_tokens(masks[0], masks[0], torch.zeros(4, dtype=torch.int64)))

@@ -23,7 +23,7 @@ SHARED_MEMORY_KIB = {
 
 KERNELS = {
     "_norm", "_gate", "_rotate", "_rotate_store", "_store_kv", "_decode", "_decode_prefix", "_extend", "_attend",
-    "_skinny", "_gemv", "_product", "_largest", "_pick", "_apply_mask", "_walk_mask", "_write_table", "_sort_pairs",
+    "_skinny", "_gemv", "_product", "_largest", "_pick", "_apply_mask", "_write_table", "_sort_pairs",
     "_grouped", "_sum_parts", "_logits", "_route", "_add_up", "_keep", "_copy",
     "_feed", "_table",
 }  # fmt: skip

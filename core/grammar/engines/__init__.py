@@ -1,1 +1,1 @@
-"""Grammar engines: the compressed FSM, llguidance, xgrammar; and the texts that they are given."""
+"""Grammar engines: the compressed FSM, llguidance; and the texts that they are given."""

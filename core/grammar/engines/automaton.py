@@ -266,7 +266,3 @@ class AutomatonMatcher:
     def place(self) -> Place:
         """The place of the text in the automaton."""
         return self._place
-
-    @property
-    def state(self) -> int | None:
-        return None

@@ -317,10 +317,6 @@ class DistinctMatcher:
     def finished(self) -> bool:
         return self._base.finished
 
-    @property
-    def state(self) -> int | None:
-        return None
-
 
 def _is_beginning(data: bytes, texts: tuple[bytes, ...]) -> bool:
     return any(text.startswith(data) for text in texts)

@@ -58,8 +58,8 @@ class FsmGrammar(AutomatonGrammar):
             dfa = Dfa.compile(node, limits, counters=False)
         return cls(dfa, vocabulary)
 
-    def matcher(self) -> FsmMatcher:
-        return FsmMatcher(self)
+    def matcher(self) -> AutomatonMatcher:
+        return AutomatonMatcher(self)
 
     def first_continued(self, suffixes: Sequence[bytes], places: Sequence[Place]) -> list[int]:
         return first_continued(self.vocabulary.trie, suffixes, self.dfa, places)
@@ -99,16 +99,3 @@ def _without_counters(dfa: Dfa) -> Dfa:
             "compile it with FsmGrammar.compile"
         )
     return dfa
-
-
-class FsmMatcher(AutomatonMatcher):
-    """One sequence in a DFA; its place is a state and the values of counters."""
-
-    __slots__ = ()
-
-    _grammar: FsmGrammar
-
-    @property
-    def state(self) -> int | None:
-        """The automaton's state; None where counters are part of the place."""
-        return None if self._grammar.dfa.loops else self._place[0]

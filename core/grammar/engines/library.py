@@ -1,4 +1,4 @@
-"""The base of the engines that wrap a library (llguidance, xgrammar)."""
+"""Matchers and per-vocabulary objects of a grammar library."""
 
 from __future__ import annotations
 
@@ -97,10 +97,6 @@ class LibraryMatcher(ABC):
     @property
     def accepting(self) -> bool:
         return self._stopped or self._accepts()
-
-    @property
-    def state(self) -> int | None:
-        return None
 
     def _has_bytes(self, token_id: int) -> bool:
         return 0 <= token_id < self._vocabulary.vocab_size and bool(self._vocabulary.tokens[token_id])

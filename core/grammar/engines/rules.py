@@ -1,4 +1,4 @@
-"""The text of a context-free grammar: what the notations of llguidance (Lark) and xgrammar (EBNF) have in common."""
+"""The text of a context-free grammar in the notation of llguidance (Lark)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.engines.fsm import FsmGrammar, FsmMatcher
+from graftlm.core.grammar.engines.automaton import AutomatonMatcher
+from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -16,11 +17,11 @@ from tests.core.grammar.automata.test_dfa import COUNTED
 from tests.core.grammar.vocabularies import allowed, bpe_vocabulary, byte_vocabulary
 
 
-def matcher_of(pattern: str, vocabulary: Vocabulary | None = None) -> FsmMatcher:
+def matcher_of(pattern: str, vocabulary: Vocabulary | None = None) -> AutomatonMatcher:
     return FsmGrammar(Dfa.compile(parse(pattern)), vocabulary or byte_vocabulary()).matcher()
 
 
-def mask(matcher: FsmMatcher, vocabulary: Vocabulary) -> set[int]:
+def mask(matcher: AutomatonMatcher, vocabulary: Vocabulary) -> set[int]:
     row = np.zeros(vocabulary.num_words, np.int32)
     assert matcher.fill_mask(row)
     return allowed(row)
@@ -70,11 +71,6 @@ def test_forced_bytes_stop_where_the_text_has_a_choice() -> None:
     assert matcher.forced_bytes() == b""
 
 
-def test_the_state_names_the_place_only_without_counters() -> None:
-    assert matcher_of("abc").state == 1
-    assert matcher_of("[^a]{1,400}").state is None
-
-
 @settings(max_examples=40)
 @given(COUNTED, st.lists(st.integers(0, 1000), max_size=8), st.integers(0, 8))
 def test_rolling_back_and_forking_restore_every_answer(pattern: str, choices: list[int], undo: int) -> None:
@@ -95,7 +91,7 @@ def test_rolling_back_and_forking_restore_every_answer(pattern: str, choices: li
     matcher.rollback(undo)
     before = trail[len(trail) - 1 - undo]
     assert mask(matcher, vocabulary) == mask(before, vocabulary)
-    assert (matcher.accepting, matcher.finished, matcher.state) == (before.accepting, before.finished, before.state)
+    assert (matcher.accepting, matcher.finished, matcher.place) == (before.accepting, before.finished, before.place)
     assert matcher.forced_bytes() == before.forced_bytes()
     for later in trail:  # forks were not moved
         later.rollback(trail.index(later))
