@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -70,12 +70,50 @@ class OpenRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """One generated token. `logprob` is None where the grammar forced it."""
+    """One generated token and its log-probability.
+
+    token      the text; bytes that are no whole character show as U+FFFD
+    logprob    natural log; None where the grammar forced the token
+    top        (token id, text, log-probability) of the likeliest tokens
+    data       the bytes of the token, which `token` cannot show where it is part of a character
+    top_data   the bytes of each entry of `top`
+    """
 
     token_id: int
     token: str
     logprob: float | None
     top: tuple[tuple[int, str, float], ...] = ()
+    data: bytes | None = None
+    top_data: tuple[bytes, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.data is None:
+            object.__setattr__(self, "data", self.token.encode())
+        if self.top_data is None:
+            object.__setattr__(self, "top_data", tuple(text.encode() for _, text, _ in self.top))
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Return the token itself, then the entries of `top`; a forced token has log-probability 0."""
+        assert self.data is not None and self.top_data is not None
+        top = (Candidate(*one, data) for one, data in zip(self.top, self.top_data, strict=True))
+        return [Candidate(self.token_id, self.token, self.logprob or 0.0, self.data), *top]
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return an entry of `logprobs.content` in the form of the OpenAI API."""
+        itself, *top = (
+            {"token": one.token, "bytes": list(one.data), "logprob": one.logprob} for one in self.candidates
+        )
+        return {**itself, "top_logprobs": top}
+
+
+class Candidate(NamedTuple):
+    """A token at one position, its text, log-probability (natural log) and bytes."""
+
+    token_id: int
+    token: str
+    logprob: float
+    data: bytes
 
 
 @dataclass(frozen=True)

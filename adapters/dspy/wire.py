@@ -214,9 +214,14 @@ def usage(native: Usage) -> lm15.Usage:
 def token_logprobs(tokens: Iterable[TokenLogprob]) -> Iterator[lm15.TokenLogprob]:
     """A token that the constraint forced is certain: its log-probability is 0."""
     for token in tokens:
-        top = tuple(lm15.TopLogprob(token=text, logprob=value, token_id=i) for i, text, value in token.top)
-        logprob = 0.0 if token.logprob is None else token.logprob
-        yield lm15.TokenLogprob(token=token.token, logprob=logprob, token_id=token.token_id, top=top)
+        itself, *others = token.candidates
+        top = tuple(
+            lm15.TopLogprob(token=one.token, logprob=one.logprob, bytes=tuple(one.data), token_id=one.token_id)
+            for one in others
+        )
+        yield lm15.TokenLogprob(
+            token=itself.token, logprob=itself.logprob, bytes=tuple(itself.data), token_id=itself.token_id, top=top
+        )
 
 
 def split_at_headers(text: str) -> list[str]:

@@ -129,19 +129,7 @@ def logprobs_content(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] 
     """Log-probabilities in the form of the OpenAI API; the tokens that a grammar forced have 0."""
     if logprobs is None:
         return None
-    return {
-        "content": [
-            {
-                "token": item.token,
-                "bytes": list(item.token.encode()),
-                "logprob": item.logprob if item.logprob is not None else 0.0,
-                "top_logprobs": [
-                    {"token": text, "bytes": list(text.encode()), "logprob": logprob} for _, text, logprob in item.top
-                ],
-            }
-            for item in logprobs
-        ]
-    }
+    return {"content": [one.to_openai() for one in logprobs]}
 
 
 def response_metadata(

@@ -125,13 +125,9 @@ def log_probs(logprobs: Sequence[TokenLogprob] | None) -> list[list[LogProb]] | 
     if logprobs is None:
         return None
     return [
-        [_log_prob(item.token, item.logprob), *(_log_prob(text, logprob) for _, text, logprob in item.top)]
+        [LogProb(token=one.token, logprob=one.logprob, bytes=list(one.data)) for one in item.candidates]
         for item in logprobs
     ]
-
-
-def _log_prob(token: str, logprob: float | None) -> LogProb:
-    return LogProb(token=token, logprob=logprob if logprob is not None else 0.0, bytes=list(token.encode()))
 
 
 def chat_message(text: ParsedAnswer) -> ChatMessage:

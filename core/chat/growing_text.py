@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graftlm.core.text.detokenizer import unfinished_bytes
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -18,7 +20,9 @@ class GrowingText:
     """Constant and generated text in one sequence.
 
     Constant text is tokenised only when `tokens` is called, so that adjacent pieces are tokenised together. Generated
-    token ids are kept as they were sampled, so that the prefix cache finds their KV again.
+    token ids are kept as they were sampled, so that the prefix cache finds their KV again. Where a limit ended them
+    inside a character, the text holds whole characters only: a generation that follows goes on from the ids, and
+    constant text takes the place of the unfinished character.
     """
 
     def __init__(self) -> None:
@@ -36,7 +40,7 @@ class GrowingText:
 
     def write_generated(self, tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> None:
         """Append a text that the model generated after `tokens()`."""
-        kept, self._pending = align(tokenizer, token_ids, text)
+        kept, self._pending = align(tokenizer, token_ids, text, self._ids[-_LAST_IDS:].tolist())
         self._extend(kept)
         self.text += text
 
@@ -45,8 +49,13 @@ class GrowingText:
         self.text += text
         self._ids = all_ids
 
-    def tokens(self, tokenizer: Tokenizer) -> NDArray[np.int32]:
-        """The token ids of the whole text, int32 [num_tokens]. An empty text has at most a BOS."""
+    def tokens(self, tokenizer: Tokenizer, *, whole: bool = False) -> NDArray[np.int32]:
+        """Return the token ids of the whole text, int32 [num_tokens]. An empty text has at most a BOS.
+
+        whole  drop the ids of an unfinished character at the end
+        """
+        if (whole or self._pending) and len(self._ids):
+            self._drop_unfinished(tokenizer)
         if not self._pending and len(self._ids):
             return self._ids
         if len(self._ids):
@@ -67,24 +76,45 @@ class GrowingText:
         if last:
             self._ids, self._pending = ids[:-1], last
 
+    def _drop_unfinished(self, tokenizer: Tokenizer) -> None:
+        """Drop the last ids as far as they spell an unfinished character; whole ones in them are tokenised again."""
+        left = len(unfinished_bytes(tokenizer, self._ids[-_LAST_IDS:].tolist()))
+        if not left:
+            return
+        rest = b""
+        while left or rest and rest[0] & 0xC0 == 0x80:
+            rest, self._ids = tokenizer.token_bytes[int(self._ids[-1])] + rest, self._ids[:-1]
+            if left:
+                dropped = min(left, len(rest))
+                rest, left = rest[: len(rest) - dropped], left - dropped
+        self._pending = rest.decode() + self._pending
+
     def _extend(self, ids: Sequence[int]) -> None:
         self._ids = np.concatenate([self._ids, np.asarray(ids, dtype=np.int32)])
 
 
-def align(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> tuple[list[int], str]:
+_LAST_IDS = 3  # a character that is not finished has at most three bytes
+
+
+def align(
+    tokenizer: Tokenizer, token_ids: Sequence[int], text: str, before: Sequence[int] = ()
+) -> tuple[list[int], str]:
     """Split a generated text into the longest prefix of `token_ids` that spells its beginning, and the remaining text.
 
     They differ where a stop string ends inside a token, and by the token that ended the text, which spells nothing.
+
+    before  the last ids ahead of the text, which may have begun its first character
     """
     if not tokenizer.exact_bytes:
         return [], text
     written = [i for i, token_id in enumerate(token_ids) if not tokenizer.is_special(token_id)]
     whole = list(token_ids[: written[-1] + 1]) if written else []
-    detokenizer = tokenizer.detokenizer()
-    if detokenizer.push(whole) + detokenizer.flush() == text:
+    detokenizer = tokenizer.detokenizer(before)
+    shown = detokenizer.push(whole)
+    if shown == text or shown + detokenizer.flush() == text:
         return whole, ""
     data, table = text.encode(), tokenizer.token_bytes
-    position = kept = kept_position = 0
+    position, kept, kept_position = len(unfinished_bytes(tokenizer, before)), 0, 0
     for index, token_id in enumerate(token_ids):
         piece = table[token_id] if token_id < len(table) else b""
         if not data.startswith(piece, position):

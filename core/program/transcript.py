@@ -88,15 +88,18 @@ class Transcript:
             self._turn = None
         return len(self._text.text)
 
-    def tokens(self) -> NDArray[np.int32]:
-        """The prompt of a model call here, int32 [num_tokens]. Raises ConfigError where the model cannot write."""
+    def tokens(self, *, whole: bool = False) -> NDArray[np.int32]:
+        """Return the prompt of a model call here, int32 [num_tokens]. Raises ConfigError where the model cannot write.
+
+        whole  for text that is scored: ids of an unfinished character at the end are dropped
+        """
         self.settle()
         if self._chat is not None and self._chat.held:
             raise ConfigError(
                 "the chat template of this model writes a system message inside the next turn, "
                 "so the model cannot write in it; begin a user turn first"
             )
-        ids = self._text.tokens(self._tokenizer)
+        ids = self._text.tokens(self._tokenizer, whole=whole)
         if not len(ids):
             raise ConfigError("the model was called before there was any text; append a prompt first")
         return ids

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 
+_LAST_IDS = 3  # of a prompt: a character that is not finished has at most three bytes
+
+
 class OutputWriter:
     """Appends sampled and forced tokens, turns them into text, and says when a sequence has ended.
 
@@ -33,7 +36,8 @@ class OutputWriter:
         output = sequence.output
         if output.detokenizer is not None:
             return
-        output.detokenizer = self.tokenizer.detokenizer()
+        before = () if sequence.grammar is not None else sequence.prompt_ids[-_LAST_IDS:].tolist()
+        output.detokenizer = self.tokenizer.detokenizer(before)
         if sequence.sampling.stop:
             output.stop_matcher = StopMatcher(sequence.sampling.stop)
         if sequence.grammar is not None and output.matcher is None:
@@ -257,7 +261,8 @@ class OutputWriter:
         """Complete the text; the last `silent` tokens are no part of it."""
         output = sequence.output
         assert output.detokenizer is not None
-        text = self._spelled(sequence, sequence.num_generated - silent) + output.detokenizer.flush()
+        text = self._spelled(sequence, sequence.num_generated - silent)
+        text += output.detokenizer.flush(cut=reason == "length")
         if output.stop_matcher is not None:
             emitted, stop = output.stop_matcher.push(text)
             text = emitted if stop is not None else emitted + output.stop_matcher.flush()
@@ -281,17 +286,14 @@ class OutputWriter:
         )
 
     def _logprob(self, token_id: int, sampled: Sampled | None) -> TokenLogprob:
-        top = sampled.top if sampled is not None else ()
-        return TokenLogprob(
-            token_id,
-            self._token(token_id),
-            sampled.logprob if sampled is not None else None,
-            tuple((i, self._token(i), logprob) for i, logprob in top),
-        )
+        logprob, top = (sampled.logprob, sampled.top) if sampled is not None else (None, ())
+        data, *top_data = (self._bytes(i) for i in (token_id, *(i for i, _ in top)))
+        shown = [(i, piece.decode("utf-8", "replace"), value) for (i, value), piece in zip(top, top_data, strict=True)]
+        return TokenLogprob(token_id, data.decode("utf-8", "replace"), logprob, tuple(shown), data, tuple(top_data))
 
-    def _token(self, token_id: int) -> str:
+    def _bytes(self, token_id: int) -> bytes:
         table = self.tokenizer.token_bytes
-        return table[token_id].decode("utf-8", "replace") if token_id < len(table) else ""
+        return table[token_id] if token_id < len(table) else b""
 
 
 def _timing(sequence: Sequence) -> Timing:

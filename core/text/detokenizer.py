@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,12 +25,16 @@ class Detokenizer:
 
     The text goes on after a prompt: a leading space of the first token is kept. Bytes that are no UTF-8 become
     U+FFFD as soon as they cannot become a character. Special tokens add nothing.
+
+    before  the last ids of the prompt: a character that they begin and do not finish is part of this text
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._pieces: list[str] = []
         self._decoder = _Utf8("replace") if tokenizer.exact_bytes else None
+        if self._decoder is not None and len(before):
+            self._decoder.buffer = unfinished_bytes(tokenizer, before)
         self._window: list[int] = []  # without exact bytes: recent ids, of which the first _num_shown are in the text
         self._num_shown = 0
 
@@ -51,13 +55,16 @@ class Detokenizer:
             return self._add(data.decode("ascii"))
         return self._add(self._decoder.decode(data))
 
-    def flush(self) -> str:
-        """Return what is still held back, at the end of the text: bytes of a broken character become U+FFFD."""
+    def flush(self, *, cut: bool = False) -> str:
+        """Return the text that is still held back, at the end: bytes of a broken character become U+FFFD.
+
+        cut  the text was cut here and may go on, so an unfinished character is left out instead
+        """
         if self._decoder is not None:
-            return self._add(self._decoder.decode(b"", final=True))
+            return self._add("" if cut else self._decoder.decode(b"", final=True))
         text = self._hidden_text()
         self._window, self._num_shown = [], 0
-        return self._add(text)
+        return self._add(text.rstrip(_REPLACEMENT) if cut else text)
 
     def _add(self, text: str) -> str:
         if text:
@@ -77,3 +84,24 @@ class Detokenizer:
     def _hidden_text(self) -> str:
         shown = self._tokenizer.decode(self._window[: self._num_shown])
         return self._tokenizer.decode(self._window)[len(shown) :]
+
+
+_LONGEST_BEGINNING = 3  # bytes of a character of four that is not finished
+
+
+def unfinished_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+    """Return the bytes of the character that `ids` begin and do not finish; b"" if they end with a whole one.
+
+    Of a tokenizer without exact bytes nothing is known: b"".
+    """
+    if not tokenizer.exact_bytes:
+        return b""
+    table, data = tokenizer.token_bytes, b""
+    for token_id in reversed(ids[-_LONGEST_BEGINNING:]):
+        piece = table[token_id] if token_id < len(table) else b""
+        data = piece + data
+        if not piece or len(data) >= _LONGEST_BEGINNING or data[-1] < 0x80:
+            break
+    decoder = _Utf8("replace")
+    decoder.decode(data[-_LONGEST_BEGINNING:])
+    return decoder.buffer

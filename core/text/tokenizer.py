@@ -294,9 +294,9 @@ class Tokenizer:
         """Whether joining `token_bytes` gives the text, so that text can be decoded token by token."""
         return table_is_exact(self)
 
-    def detokenizer(self) -> Detokenizer:
-        """A new incremental decoder for an answer that follows a prompt."""
-        return Detokenizer(self)
+    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
+        """Return a new incremental decoder for an answer that follows a prompt, of which `before` are the last ids."""
+        return Detokenizer(self, before)
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:

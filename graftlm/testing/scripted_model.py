@@ -24,7 +24,7 @@ from graftlm.testing.byte_tokenizer import byte_tokenizer
 if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
-Script = Callable[[str], str]
+Script = Callable[[str], str | bytes]
 
 _NUM_SLOTS = 1 << 16
 _NEXT, _END, _BLANK = 100.0, 80.0, -30.0
@@ -36,7 +36,8 @@ _CLOSING = {b'"': 60.0, b"}": 40.0, b"]": 40.0}
 class ScriptedModel(nn.Module):
     """A model that answers each prompt with `script(prompt)`, through the real scheduler, cache, grammars and sampler.
 
-    script          is given the prompt's text and returns the answer's. What it raises is the error of that request.
+    script          is given the prompt's text and returns the answer's, or its bytes, which may begin inside a
+                    character. An exception of it is the error of that request.
     max_model_len   the context in tokens.
 
     The logits of the next token of the script are so high that it is chosen at any usual temperature. Where a
@@ -102,9 +103,9 @@ class ScriptedRunner:
     def vocab_size(self) -> int:
         return len(self._texts)
 
-    def follow(self, request: Request, prompt_ids: list[int], answer: str) -> None:
+    def follow(self, request: Request, prompt_ids: list[int], answer: str | bytes) -> None:
         """Answer `request` with `answer`."""
-        self._answers[request] = prompt_ids, answer.encode()
+        self._answers[request] = prompt_ids, answer.encode() if isinstance(answer, str) else answer
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         logits = self._elsewhere.repeat(len(plan.logits_rows), 1)

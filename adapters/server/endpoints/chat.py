@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -115,6 +115,13 @@ class ChatWriter:
             return
         yield from self._rich_pieces(index, chunk, usage)
 
+    def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
+        """Return nothing: the last chunk of a choice has ended it."""
+        return iter(())
+
+    def usages(self, completions: Sequence[Completion]) -> list[Usage]:
+        return [one.usage for one in completions]
+
     def _rich_pieces(self, index: int, chunk: Chunk, usage: Usage | None) -> Iterator[bytes]:
         deltas, reason = [ToolDelta(chunk.text)] if chunk.text else [], chunk.finish_reason
         if self._form is not None:
@@ -172,10 +179,4 @@ def logprobs_of(logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
     """Log-probabilities in OpenAI's form; a token that a grammar forced has 0."""
     if logprobs is None:
         return None
-    return {"content": [_token(one.token, one.logprob, one.top) for one in logprobs], "refusal": None}
-
-
-def _token(token: str, logprob: float | None, top: tuple[tuple[int, str, float], ...]) -> dict[str, Any]:
-    found = {"token": token, "logprob": 0.0 if logprob is None else logprob, "bytes": list(token.encode())}
-    likeliest = [{"token": text, "logprob": value, "bytes": list(text.encode())} for _, text, value in top]
-    return {**found, "top_logprobs": likeliest}
+    return {"content": [one.to_openai() for one in logprobs], "refusal": None}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,8 +12,9 @@ from graftlm.adapters.server.endpoints.body import Body
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
-from graftlm.core.request import Chunk, Completion, Request, TokenLogprob
+from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
+from graftlm.core.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -81,6 +82,16 @@ class Call:
     generate: Request | None = None
     score: Request | None = None
 
+    def offsets(self, tokenizer: Tokenizer) -> TokenOffsets:
+        """Return the offsets of the tokens that are generated, behind the echoed text."""
+        return TokenOffsets(tokenizer, len(self.echoed), (self.ids or [])[-3:])
+
+    def usage(self, completion: Completion) -> Usage:
+        """Return the usage of the call; a prompt that is scored is counted whole, its last token too."""
+        if self.generate is not None or self.ids is None:
+            return completion.usage
+        return replace(completion.usage, prompt_tokens=len(self.ids))
+
 
 class CompletionWriter:
     """Writes the answer of one HTTP request. The choices of prompt i are those from i * n on."""
@@ -92,7 +103,7 @@ class CompletionWriter:
         self._tokenizer = runtime.tokenizer
         self._n = body.n or 1
         self._plain = body.logprobs is None and not body.return_token_ids and not body.counts_on
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TokenOffsets] = {}
 
     @property
     def requests(self) -> list[Request]:
@@ -106,7 +117,7 @@ class CompletionWriter:
             written = next(given) if call.generate is not None else None
             scored = next(given) if call.score is not None else None
             prompt = self._prompt_logprobs(call, scored)
-            usages.append((written or scored).usage)  # type: ignore[union-attr]
+            usages.append(call.usage(written or scored))  # type: ignore[arg-type]
             items: list[Completion | None] = [*(written.completions or [written])] if written else [None] * self._n
             choices += [self._choice(number * self._n + i, call, item, prompt) for i, item in enumerate(items)]
         return {**self._envelope.of("text_completion"), "choices": choices, "usage": usage_of(usages)}
@@ -115,9 +126,9 @@ class CompletionWriter:
         """The chunks of OpenAI's stream that say what `chunk` says."""
         index, text = number * self._n + chunk.index, chunk.text
         if index not in self._offsets:
-            echoed = self._calls[number].echoed
-            self._offsets[index] = len(echoed)
-            text = echoed + text
+            call = self._calls[number]
+            self._offsets[index] = call.offsets(self._tokenizer)
+            text = call.echoed + text
         if self._plain and chunk.finish_reason is None:
             head, tail = self._envelope.around(index, b'"text":', b',"logprobs":null,"finish_reason":null')
             yield head + escaped(text) + tail
@@ -125,10 +136,22 @@ class CompletionWriter:
         beside: dict[str, Any] = {"token_ids": chunk.token_ids} if self._body.return_token_ids else {}
         logprobs = None
         if chunk.logprobs is not None:
-            logprobs = logprobs_of(chunk.logprobs, self._offsets[index])
-            self._offsets[index] += sum(len(one.token) for one in chunk.logprobs)
+            logprobs = logprobs_of(self._tokenizer, chunk.logprobs, self._offsets[index].push(chunk.logprobs))
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
         yield self._envelope.chunk({**choice, **beside}, chunk.usage if self._body.counts_on else None)
+
+    def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
+        """Return the chunks of a call that only scores its prompt, which has none of its own."""
+        call = self._calls[number]
+        if call.generate is None:
+            for index in range(number * self._n, (number + 1) * self._n):
+                ids = {"prompt_token_ids": call.ids, "token_ids": []} if self._body.return_token_ids else {}
+                choice = {"index": index, "text": call.echoed, "logprobs": None, "finish_reason": "length", **ids}
+                yield self._envelope.chunk(choice, call.usage(completion) if self._body.counts_on else None)
+
+    def usages(self, completions: Sequence[Completion]) -> list[Usage]:
+        """Return the usage of each call of a stream, whose requests are one a call."""
+        return [call.usage(one) for call, one in zip(self._calls, completions, strict=True)]
 
     def _choice(
         self, index: int, call: Call, item: Completion | None, prompt: list[TokenLogprob] | None
@@ -136,7 +159,11 @@ class CompletionWriter:
         logprobs = None
         if self._body.logprobs is not None:
             written = (item.logprobs or []) if item is not None else []
-            logprobs = logprobs_of([*(prompt or []), *written], 0, scored=prompt is not None)
+            offsets = [
+                *(prompt_offsets(self._tokenizer, call) if prompt else ()),
+                *call.offsets(self._tokenizer).push(written),
+            ]
+            logprobs = logprobs_of(self._tokenizer, [*(prompt or []), *written], offsets, scored=prompt is not None)
         choice = {
             "index": index,
             "text": call.echoed + (item.text if item is not None else ""),
@@ -153,39 +180,68 @@ class CompletionWriter:
         if scored is None or call.ids is None or self._body.logprobs is None:
             return None
         rest = scored.logprobs or [] if len(call.ids) > 1 else []
-        texts = token_texts(self._tokenizer, call.ids)
         return [
-            TokenLogprob(token_id, text, one.logprob if one is not None else None, one.top if one is not None else ())
-            for token_id, text, one in zip(call.ids, texts, [None, *rest], strict=True)
+            replace(one, token_id=token_id) if one is not None else TokenLogprob(token_id, "", None)
+            for token_id, one in zip(call.ids, [None, *rest], strict=True)
         ]
 
 
-def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token; special ones by their name."""
-    table = tokenizer.token_bytes
-    return [
-        table[i].decode("utf-8", "replace")
-        if i < len(table) and table[i]
-        else str(tokenizer.hf.convert_ids_to_tokens(i))
-        for i in ids
-    ]
+class TokenOffsets:
+    """The offset, in characters of an answer's text, at which each of its tokens begins.
 
-
-def logprobs_of(logprobs: Sequence[TokenLogprob], offset: int, *, scored: bool = False) -> dict[str, Any]:
-    """Log-probabilities in the form of the older API.
-
-    scored  whether the first token has none, because it begins the prompt.
+    start   the length of the text ahead of the tokens
+    before  the last ids of the prompt
     """
-    offsets, values, tops = [], [], []
-    for place, one in enumerate(logprobs):
-        offsets.append(offset)
-        offset += len(one.token)
-        unknown = scored and place == 0
-        value = None if unknown else 0.0 if one.logprob is None else one.logprob
+
+    def __init__(self, tokenizer: Tokenizer, start: int, before: Sequence[int] = ()) -> None:
+        self._detokenizer = tokenizer.detokenizer(before)
+        self.end = start
+
+    def push(self, tokens: Iterable[TokenLogprob]) -> list[int]:
+        """Return where the next tokens begin. Tokens that share a character begin where the character does."""
+        offsets = []
+        for one in tokens:
+            offsets.append(self.end)
+            self.end += len(self._detokenizer.push([one.token_id]))
+        return offsets
+
+
+def prompt_offsets(tokenizer: Tokenizer, call: Call) -> list[int]:
+    """Return where each token of an echoed prompt begins in its text, which may lack the first token's space."""
+    offsets = TokenOffsets(tokenizer, 0)
+    begins = offsets.push(TokenLogprob(i, "", None) for i in call.ids or ())
+    missing = max(0, offsets.end - len(call.echoed))
+    return [max(0, begin - missing) for begin in begins]
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """Return the text of a token: the name of a special one, `bytes:` and escaped bytes for part of a character."""
+    table = tokenizer.token_bytes
+    data = table[token_id] if 0 <= token_id < len(table) else b""
+    if not data:
+        return str(tokenizer.hf.convert_ids_to_tokens(token_id))
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def logprobs_of(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], offsets: Sequence[int], *, scored: bool = False
+) -> dict[str, Any]:
+    """Return log-probabilities in the form of the older API.
+
+    offsets  where each token begins in the text
+    scored   whether the first token has no log-probability, because it begins the prompt
+    """
+    tokens = [token_text(tokenizer, one.token_id) for one in logprobs]
+    values, tops = [], []
+    for index, one in enumerate(logprobs):
+        unknown = scored and index == 0
+        value = None if unknown else one.logprob or 0.0
         values.append(value)
-        top = {text: chance for _, text, chance in one.top}
+        top = {token_text(tokenizer, i): chance for i, _, chance in one.top}
         if value is not None:
-            top.setdefault(one.token, value)
+            top.setdefault(tokens[index], value)
         tops.append(None if unknown else top)
-    tokens = [one.token for one in logprobs]
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": list(offsets)}

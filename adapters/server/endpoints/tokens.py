@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from graftlm.adapters.server.endpoints.completions import token_texts
+from graftlm.adapters.server.endpoints.completions import token_text
 from graftlm.adapters.server.http.errors import api_error
 from graftlm.core.errors import ConfigError, GraftError
 
@@ -66,7 +66,7 @@ def token_routes(server: Server) -> list[Route]:
             ids = await asyncio.to_thread(body.ids, tokenizer)
         except GraftError as error:
             raise api_error(error, frozenset(TokenizeBody.model_fields)) from error
-        texts = token_texts(tokenizer, ids) if body.return_token_strs else None
+        texts = [token_text(tokenizer, i) for i in ids] if body.return_token_strs else None
         length = server.runtime.max_model_len
         return JSONResponse({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts})
 

@@ -18,11 +18,12 @@ from graftlm.core.errors import RequestCancelled
 from graftlm.core.request import Chunk, Completion
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterable
+    from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     from graftlm.adapters.server.intake import Answer, Event
+    from graftlm.core.request import Usage
 
     Events = deque[tuple[int, Event]]
 
@@ -35,10 +36,17 @@ EVENTS = [
 
 
 class Writer(Protocol):
-    """Turns completions and chunks into what one endpoint answers with."""
+    """Turns completions and chunks into the answer of one endpoint.
+
+    whole   the JSON object of an answer that is not streamed
+    pieces  the events of a chunk of request `number`;  ended: those when it has completed
+    usages  the token counts of a stream whose requests have completed, in the order of the requests
+    """
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]: ...
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]: ...
+    def ended(self, number: int, completion: Completion) -> Iterator[bytes]: ...
+    def usages(self, completions: Sequence[Completion]) -> list[Usage]: ...
 
 
 class WholeAnswer(Response):
@@ -71,7 +79,7 @@ class EventStream(Response):
 
     def __init__(self, answer: Answer, writer: Writer, envelope: Envelope, fields: frozenset[str]) -> None:
         self.answer, self.writer, self.envelope, self.fields = answer, writer, envelope, fields
-        self._completions: list[Completion] = []
+        self._completions: dict[int, Completion] = {}
         self._begun = False
         self._blocked: _Rest | None = None
         self._error: Exception | None = None
@@ -96,7 +104,8 @@ class EventStream(Response):
                     return
                 if self._begun and self._bare_send is not None:
                     self.answer.write_at_once = self._write_at_once
-            end = [self.envelope.usage(c.usage for c in self._completions)] if self.envelope.with_usage else []
+            done = [self._completions[number] for number in range(len(self.answer.requests))]
+            end = [self.envelope.usage(self.writer.usages(done))] if self.envelope.with_usage else []
             await self._send(b"".join([*end, DONE]), send, more=False)
 
     def _read(self, events: Events) -> tuple[bytes, BaseException | None]:
@@ -104,12 +113,14 @@ class EventStream(Response):
         if len(events) == 1 and isinstance(events[0][1], Chunk):
             return b"".join(self.writer.pieces(*events[0])), None  # type: ignore[arg-type]
         chunks: dict[int, list[Chunk]] = {}
+        ended: list[bytes] = []
         pinged = False
         for number, item in events:
             if isinstance(item, Chunk):
                 chunks.setdefault(number, []).append(item)
             elif isinstance(item, Completion):
-                self._completions.append(item)
+                self._completions[number] = item
+                ended.extend(self.writer.ended(number, item))
             elif item is None:
                 pinged = True
             else:
@@ -118,7 +129,7 @@ class EventStream(Response):
         written = [
             piece for number, items in chunks.items() for chunk in merged(items) for piece in pieces(number, chunk)
         ]
-        return b"".join(written) or (PING if pinged else b""), None
+        return b"".join([*written, *ended]) or (PING if pinged else b""), None
 
     def _write_at_once(self, events: Events) -> bool:
         """Send text, and nothing but text; False leaves it to the task. Called on the loop, outside of any task."""

@@ -290,18 +290,35 @@ def _read_logprobs(given: Any, text: str) -> tuple[tuple[TokenLogprob, ...] | No
         return None, None
     content = given.get("content")
     if isinstance(content, Sequence):
-        values = [entry.get("logprob") for entry in content]
-        tops = [
-            [(top.get("token"), top.get("logprob")) for top in entry.get("top_logprobs") or ()] for entry in content
-        ]
-    else:
-        values = list(given.get("token_logprobs") or [None] * len(tokens))
-        tops = [list((top or {}).items()) for top in given.get("top_logprobs") or [None] * len(tokens)]
+        return tuple(map(_chat_logprob, content)), token_ends(tokens, text)
+    values = list(given.get("token_logprobs") or [None] * len(tokens))
+    tops = [list((top or {}).items()) for top in given.get("top_logprobs") or [None] * len(tokens)]
     logprobs = tuple(
         TokenLogprob(-1, token, value, tuple((-1, str(t), float(v)) for t, v in top if v is not None))
         for token, value, top in zip(tokens, values, tops, strict=False)
     )
     return logprobs, token_ends(tokens, text)
+
+
+def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
+    """A token in the shape of the chat API, with the bytes that the endpoint states."""
+    top = [one for one in entry.get("top_logprobs") or () if one.get("logprob") is not None]
+    return TokenLogprob(
+        -1,
+        str(entry.get("token", "")),
+        entry.get("logprob"),
+        tuple((-1, str(one.get("token")), float(one["logprob"])) for one in top),
+        _bytes_of(entry),
+        tuple(map(_bytes_of, top)),
+    )
+
+
+def _bytes_of(entry: Mapping[str, Any]) -> bytes:
+    """The bytes that an entry states; those of its text where it states none, or something else."""
+    given = entry.get("bytes")
+    if isinstance(given, list) and all(isinstance(one, int) and 0 <= one < 256 for one in given):
+        return bytes(given)
+    return str(entry.get("token", "")).encode("utf-8", "replace")
 
 
 def _tokens(given: Any) -> list[str] | None:

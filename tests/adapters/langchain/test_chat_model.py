@@ -172,6 +172,15 @@ def test_logprobs_equal_those_of_the_model_itself(llm: ChatGraftLM) -> None:
     assert sum(item["logprob"] for item in content) == pytest.approx(expected.item(), abs=1e-3)
 
 
+def test_bytes_of_a_part_of_a_character_used_to_be_those_of_the_mark_shown_for_it(llm: ChatGraftLM) -> None:
+    answer = llm.invoke("hello", logprobs=True, top_logprobs=1, max_tokens=2, logit_bias={0xF0: 100.0})
+    content = answer.response_metadata["logprobs"]["content"]
+    assert [item["bytes"] for item in content] == [[0xF0], [0xF0]]
+    chunks = list(llm.stream("hello", logprobs=True, max_tokens=2, logit_bias={0xF0: 100.0}))
+    streamed = [item for c in chunks for item in c.response_metadata.get("logprobs", {}).get("content", ())]
+    assert [item["bytes"] for item in streamed] == [[0xF0], [0xF0]]
+
+
 def test_a_token_count_is_the_models_own(llm: ChatGraftLM) -> None:
     assert llm.get_num_tokens("héllo") == 6  # bytes
 

@@ -156,6 +156,11 @@ def test_parameters_of_a_call_take_effect(llm: GraftLLM) -> None:
     assert logprobs is not None and [len(token) for token in logprobs] == [3, 3, 3]
 
 
+def test_bytes_of_a_part_of_a_character_used_to_be_those_of_the_mark_shown_for_it(llm: GraftLLM) -> None:
+    logprobs = llm.complete("hello", logprobs=True, top_logprobs=1, max_tokens=2, logit_bias={0xF0: 100.0}).logprobs
+    assert logprobs is not None and [token[0].bytes for token in logprobs] == [[0xF0], [0xF0]]
+
+
 async def test_a_generation_leaves_the_event_loop_free(llm: GraftLLM) -> None:
     ticks = 0
 

@@ -85,3 +85,30 @@ def test_the_last_given_token_may_join_what_follows_a_fork() -> None:
 def test_an_empty_text_has_no_tokens_but_bos() -> None:
     assert GrowingText().tokens(TOKENIZER).tolist() == []
     assert GrowingText().tokens(Tokenizer.from_hf(byte_tokenizer(add_bos=True))).tolist() == [BOS]
+
+
+def test_ids_of_an_unfinished_character_stay_for_a_generation_and_go_for_constant_text() -> None:
+    text = GrowingText()
+    text.write("x")
+    text.tokens(TOKENIZER)
+    text.write_generated(TOKENIZER, "é", [*"é".encode(), 0xF0, 0x9F])
+    assert text.tokens(TOKENIZER).tolist() == [120, *"é".encode(), 0xF0, 0x9F]
+    other = text.copy()
+    assert other.tokens(TOKENIZER, whole=True).tolist() == [120, *"é".encode()]
+    other.write("y")
+    assert other.tokens(TOKENIZER).tolist() == [120, *"é".encode(), 121]
+    text.write_generated(TOKENIZER, "😀!", [0x98, 0x80, 33])
+    assert text.text == "xé😀!"
+    assert text.tokens(TOKENIZER).tolist() == [120, *"é😀!".encode()]
+
+
+def test_a_token_of_a_whole_and_an_unfinished_character_is_tokenised_again() -> None:
+    tokenizer = Tokenizer.from_hf(byte_tokenizer(merges=[("b", "Ã")]))  # b"b" and the first byte of "é"
+    token = tokenizer.token_bytes.index(b"b\xc3")
+    text = GrowingText()
+    text.write("x")
+    text.tokens(tokenizer)
+    text.write_generated(tokenizer, "ab", [97, token])
+    assert text.tokens(tokenizer).tolist() == [120, 97, token]
+    text.write("c")
+    assert text.tokens(tokenizer).tolist() == [120, 97, 98, 99]

@@ -13,6 +13,7 @@ from graftlm.core.program.program import Program, set_default_runtime
 from graftlm.core.program.run import current_run
 from graftlm.core.program.state import ProgramState
 from graftlm.core.runtime import Runtime
+from graftlm.testing import ScriptedModel
 from tests.models import byte_tokenizer, tiny_model
 from tests.scripted import Scripted
 
@@ -413,3 +414,28 @@ def test_closing_the_runtime_ends_programs_with_the_cause() -> None:
     runtime.close()
     state = ask.run("x", runtime=runtime)
     assert isinstance(state.error, EngineError) and "closed" in str(state.error)
+
+
+# -- characters of several tokens ------------------------------------------------------------------------------------
+
+
+@gl.program
+def cut(s: ProgramState, after: str = "", regex: str | None = None) -> None:
+    s += "x" + gl.gen("a", max_tokens=6)  # two bytes into the second character
+    s += after + gl.gen("b", max_tokens=3, regex=regex)
+
+
+def test_a_gen_after_one_that_was_cut_inside_a_character_used_to_go_on_after_a_mark() -> None:
+    whole = "👍👍!"
+    rest = whole.encode()[6:]
+    with ScriptedModel(lambda prompt: whole if prompt == "x" else rest).runtime() as runtime:
+        state = cut.run(runtime=runtime)
+        assert (state["a"], state["b"], state.text) == ("👍", "👍!", "x👍👍!")
+        assert [chunk.text for chunk in cut.stream(runtime=runtime)] == ["👍", "", "👍", "!"]
+
+
+@pytest.mark.parametrize(("after", "regex"), [(".", None), ("", "[0-9]+")])
+def test_text_and_constraints_take_the_place_of_an_unfinished_character(after: str, regex: str | None) -> None:
+    with ScriptedModel(lambda prompt: "👍👍" if prompt == "x" else "12").runtime() as runtime:
+        state = cut.run(after=after, regex=regex, runtime=runtime)
+        assert (state["b"], state.text) == ("12", f"x👍{after}12")

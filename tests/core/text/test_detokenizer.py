@@ -61,3 +61,17 @@ def test_any_ids_give_the_same_text_at_once_and_one_by_one(ids: list[int]) -> No
 def test_sentencepiece_text_survives_a_continuation(text: str) -> None:
     detokenizer = SENTENCEPIECE.detokenizer()
     assert detokenizer.push(SENTENCEPIECE.encode_continuation(text)) + detokenizer.flush() == text
+
+
+def test_a_character_that_the_prompt_began_belongs_to_the_answer() -> None:
+    detokenizer = BYTES.detokenizer([97, 0xF0, 0x9F])
+    assert detokenizer.push([0x98]) == ""
+    assert detokenizer.push([0x80, 98]) == "😀b"
+    assert BYTES.detokenizer([0xF0, 0x9F, 0x98, 0x80]).push([98]) == "b"
+
+
+def test_a_text_that_is_cut_used_to_end_with_a_mark_that_the_model_never_wrote() -> None:
+    detokenizer = BYTES.detokenizer()
+    assert detokenizer.push([97, 0xF0, 0x9F]) == "a"
+    assert detokenizer.flush(cut=True) == ""
+    assert detokenizer.text == "a"

@@ -196,3 +196,13 @@ def test_parse_reads_a_pydantic_class(client: openai.OpenAI) -> None:
     messages: Any = ASK
     answer = client.chat.completions.parse(model="sprout", messages=messages, response_format=Person, max_tokens=60)
     assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_bytes_of_a_part_of_a_character_used_to_be_those_of_the_mark_shown_for_it(client: openai.OpenAI) -> None:
+    given = {"logprobs": True, "top_logprobs": 1, "max_tokens": 8, "extra_body": {"guided_regex": "👍"}}
+    tokens = ask(client, **given).choices[0].logprobs.content
+    assert bytes(byte for token in tokens for byte in token.bytes) == "👍".encode()
+    assert all(token.top_logprobs[0].bytes == token.bytes for token in tokens if token.top_logprobs)
+    chunks = list(ask(client, stream=True, **given))
+    streamed = [t for chunk in chunks for c in chunk.choices if c.logprobs for t in c.logprobs.content]
+    assert [token.bytes for token in streamed] == [token.bytes for token in tokens]

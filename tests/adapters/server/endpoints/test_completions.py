@@ -107,3 +107,36 @@ def test_what_cannot_be_done_is_refused(client: openai.OpenAI, given: dict[str, 
     with pytest.raises(openai.BadRequestError) as caught:
         list(complete(client, **given))
     assert caught.value.param == param
+
+
+EMOJI = {"max_tokens": 8, "extra_body": {"guided_regex": "👍👍"}}
+STARTS = [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_offsets_used_to_drift_after_a_character_of_several_tokens(client: openai.OpenAI) -> None:
+    choice = complete(client, logprobs=1, **EMOJI).choices[0]
+    assert choice.text == "👍👍"
+    assert choice.logprobs.text_offset[:8] == STARTS
+    assert choice.logprobs.tokens[:2] == ["bytes:\\xf0", "bytes:\\x9f"]
+    streamed = [c.logprobs for chunk in complete(client, logprobs=1, stream=True, **EMOJI) for c in chunk.choices]
+    assert [at for one in streamed if one for at in one.text_offset][:8] == STARTS
+
+
+@pytest.mark.parametrize("prompt", ["👍 Mara", "é"])
+def test_offsets_of_an_echoed_prompt_used_to_count_bytes_as_characters(client: openai.OpenAI, prompt: str) -> None:
+    choice = complete(client, prompt=prompt, echo=True, logprobs=0, max_tokens=1).choices[0]
+    found = choice.logprobs
+    assert choice.text.startswith(prompt)
+    assert found.text_offset[-1] == len(prompt)
+    assert found.text_offset == sorted(found.text_offset)
+
+
+def test_an_echoed_prompt_is_counted_whole_and_streamed(client: openai.OpenAI, runtime: gl.Runtime) -> None:
+    # the count was one token short, and a stream had no chunk
+    whole = complete(client, echo=True, max_tokens=0, n=2)
+    assert whole.usage.prompt_tokens == len(runtime.tokenizer.encode(PROMPT))
+    options = {"include_usage": True}
+    *chunks, last = list(complete(client, echo=True, max_tokens=0, n=2, stream=True, stream_options=options))
+    said = [(choice.index, choice.text, choice.finish_reason) for chunk in chunks for choice in chunk.choices]
+    assert said == [(0, PROMPT, "length"), (1, PROMPT, "length")]
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +26,12 @@ class Plain:
         if chunk.text == "bad":
             raise ValueError("a bad chunk")
         yield chunk.text.encode()
+
+    def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
+        return iter(())
+
+    def usages(self, completions: Sequence[Completion]) -> list[Usage]:
+        return [one.usage for one in completions]
 
 
 class Client:
