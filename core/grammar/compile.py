@@ -235,9 +235,9 @@ def _compile_fastest(
     spec: Spec, vocabulary: Vocabulary, options: Options, reader: SchemaReader | None = None
 ) -> Grammar:
     if isinstance(spec, Lark):
-        from graftlm.core.grammar.definitions.written import compile_written
+        from graftlm.core.grammar.lark_text import compile_grammar_text
 
-        return compile_written(spec.text, vocabulary, options)
+        return compile_grammar_text(spec.text, vocabulary)
     is_large = takes_many_states(spec, options)
     language = language_of(spec, options, token_rules=is_large, reader=reader)
     if is_large and language.rules:
@@ -288,9 +288,9 @@ def compile_pda(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar
 def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     """Compile with llguidance, which takes every constraint."""
     if isinstance(spec, Lark):
-        from graftlm.core.grammar.definitions.written import compile_by_llguidance
+        from graftlm.core.grammar.lark_text import compile_grammar_text
 
-        return compile_by_llguidance(spec.text, vocabulary, options)
+        return compile_grammar_text(spec.text, vocabulary)
     return _from_language(for_parsers(spec, options), vocabulary)
 
 
@@ -335,10 +335,10 @@ def language_of(
             return Language(lowered.node, lowered.rules, lowered.issues, lowered.annotations)
         case Composite(node, rules):
             return Language(node, dict(rules))
-        case Lark(text):
-            from graftlm.core.grammar.definitions.written import written_language
-
-            return written_language(text, options)
+        case Lark():
+            raise GrammarError(
+                "only llguidance matches the text of a grammar; leave the engine out, or name 'llguidance'"
+            )
 
 
 def automaton(language: Language, vocabulary: Vocabulary, options: Options, effort: Effort | None = None) -> Grammar:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
@@ -27,8 +27,12 @@ _T = TypeVar("_T")
 
 _MAX_STEPS = 256
 _MAX_ENDING = 100_000
-_MAX_ITEMS = 20_000
-_LEXER_FUEL = 5_000_000  # for one token: about 0.2 s; who runs out of it gives up in the middle of a text
+_LARGE = {
+    "max_items_in_row": 20_000,  # members that may come next in a long object
+    "step_max_items": 200_000,
+    "step_lexer_fuel": 5_000_000,  # for one token: about 0.2 s; a matcher without fuel gives up in the middle of a text
+}
+"""Limits of llguidance's parser for schemas."""
 _LIMITS = Limits(seconds=4.0)  # for endings: without them a text may be cut where its budget ends
 # What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
 _CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
@@ -51,16 +55,16 @@ class LlguidanceGrammar:
         vocabulary: Vocabulary,
         language: Callable[[], Pushdown] | None = None,
         *,
-        is_wider: bool = False,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         """Compile `source`, a grammar in llguidance's JSON form. Raises LlguidanceRefusal with llguidance's reason.
 
         language  the same language, which knows how every text ends; without it endings are searched for
-        is_wider  whether that has texts which llguidance's lexer, always taking the longest match, does not find
+        limits    arguments of llguidance's LLParserLimits; None for those that large schemas need
         """
         self.vocabulary = vocabulary
         self._make_language = language
-        self.is_wider = is_wider
+        self._limits = _LARGE if limits is None else limits
         self._source = source
         self.start_mask: MaskRow | None = None
         """What may come first, once that was computed."""
@@ -71,10 +75,7 @@ class LlguidanceGrammar:
     def _compiled(self) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        # as many items as a long object has members that may come next
-        limits = LLParserLimits(
-            max_items_in_row=_MAX_ITEMS, step_max_items=10 * _MAX_ITEMS, step_lexer_fuel=_LEXER_FUEL
-        )
+        limits = LLParserLimits(**self._limits)
         found = LLMatcher(tokenizer_of(self.vocabulary), self._source, log_level=0, limits=limits)
         if found.is_error():
             reason = _reason(found)
@@ -89,12 +90,12 @@ class LlguidanceGrammar:
         vocabulary: Vocabulary,
         language: Callable[[], Pushdown] | None = None,
         *,
-        is_wider: bool = False,
+        limits: Mapping[str, int] | None = None,
     ) -> LlguidanceGrammar:
         """Compile a Lark grammar that starts with `start`."""
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_lark(text), vocabulary, language, is_wider=is_wider)
+        return cls(LLMatcher.grammar_from_lark(text), vocabulary, language, limits=limits)
 
     @property
     def num_bytes(self) -> int:
@@ -304,8 +305,6 @@ class LlguidanceMatcher(LibraryMatcher):
             data = self._asked(Pushdown.ending)
             try:
                 found = self._searched() if data is None else self._vocabulary.encode(data)
-                if data is not None and self.grammar and self.grammar.is_wider and not self._ends(found):
-                    found = self._searched()
             except ConfigError:  # the vocabulary cannot spell the shortest ending, perhaps another one
                 found = self._searched()
             self._ending = (self._num_consumed, found)
