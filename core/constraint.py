@@ -68,16 +68,10 @@ def prepare_constraints(tokenizer: Tokenizer) -> None:
 
 
 def _prepare(tokenizer: Tokenizer) -> None:
-    with suppress(Exception):  # the request that needs it meets the error
-        with _preparing:
-            for name in ("compile", "cache", "regex.regex", "schema.lowering"):
-                importlib.import_module(f"graftlm.core.grammar.{name}")
-            vocabulary = vocabulary_of(tokenizer)
-            vocabulary.prepare()
-        from graftlm.core.grammar.cache import start_processes
-        from graftlm.core.grammar.drafting.vocabulary_image import VocabularyImage
-
-        start_processes(lambda: VocabularyImage.of(vocabulary, tokenizer))
+    with suppress(Exception), _preparing:  # the request that needs it meets the error
+        for name in ("compile", "cache", "regex.regex", "schema.lowering"):
+            importlib.import_module(f"graftlm.core.grammar.{name}")
+        vocabulary_of(tokenizer).prepare()
 
 
 def prepare_llguidance(tokenizer: Tokenizer) -> None:

@@ -103,11 +103,6 @@ class LocalEngine:
     def idle(self) -> bool:
         return self.scheduler.idle and self._in_flight is None
 
-    @property
-    def poll_s(self) -> float | None:
-        """How soon to call `step` again where nothing could run, in seconds; None: as usual."""
-        return self.requests.waves.poll_s
-
     def add(self, submissions: Seq[Submission]) -> None:
         """Queue requests; one that can never run is refused to its listener."""
         for submission in submissions:
@@ -119,13 +114,11 @@ class LocalEngine:
         self.requests.expire()
         self.requests.open_grammars()
         in_flight = self._in_flight
-        if self.requests.gather():
-            return self._complete_step()  # all of its rows have ended
         num_failed, retries = self.counters.failed_steps, self.scheduler.retry.active
         if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
             self._complete_step()
-        admits, plan = bool(self.scheduler.waiting), self._plan()
-        if (admits and self.requests.gather()) or plan is None:  # rows that gather can run nothing else
+        plan = self._plan()
+        if plan is None:
             return self._complete_step() or self.counters.failed_steps > num_failed
         if not self._run_ahead(plan):
             launched, num_failed = self._launch(plan), self.counters.failed_steps

@@ -21,30 +21,62 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import TypeAlias
-
-from graftlm.core.grammar.shared_nodes import ComposedNode, SharedNode, composed, simple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
 
 MAX_CODE_POINT = 0x10FFFF
 
 Range: TypeAlias = tuple[int, int]
+T = TypeVar("T")
+
+
+class ComposedNode:
+    """A node with child nodes: its hash is computed once, because nodes nest deep and are keys of many tables."""
+
+    __slots__ = ("_hash", "_survey")
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, name) for name in self.__match_args__)  # a hash holds in one process
+
+
+@dataclass_transform(frozen_default=True)
+def simple(cls: type[T]) -> type[T]:
+    """Make a dataclass of nodes, frozen for type checkers only: a frozen one takes twice as long to make."""
+    return dataclass(unsafe_hash=True, slots=True)(cls)
+
+
+@dataclass_transform(frozen_default=True)
+def composed(cls: type[T]) -> type[T]:
+    """Make a dataclass of nodes that cache their hash."""
+    made: Any = dataclass(unsafe_hash=True, slots=True)(cls)
+    compute: Callable[[Any], int] = made.__hash__
+
+    def cached(self: Any) -> int:
+        try:
+            found: int = self._hash
+        except AttributeError:
+            found = self._hash = compute(self)
+        return found
+
+    made.__hash__ = cached
+    return cast(type[T], made)
 
 
 @simple
-class Empty(SharedNode):
+class Empty:
     """The empty text."""
 
 
 @simple
-class Literal(SharedNode):
+class Literal:
     """Exactly `data`, which is never empty; usually UTF-8, but any bytes will do."""
 
     data: bytes
 
 
 @simple
-class CharSet(SharedNode):
+class CharSet:
     """One code point in `ranges`: sorted, disjoint, not adjacent, inclusive. Surrogates never match."""
 
     ranges: tuple[Range, ...]
@@ -119,7 +151,7 @@ class Automaton(ComposedNode):
 
 
 @simple
-class Rule(SharedNode):
+class Rule:
     """What the rule `name` of a context-free grammar derives; the empty text only where nothing asks `nullable`."""
 
     name: str

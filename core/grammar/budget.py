@@ -32,6 +32,7 @@ class _Budget:
     wall_end: float
 
 
+_stopped = False
 _current: ContextVar[_Budget | None] = ContextVar("graftlm grammar budget", default=None)
 
 
@@ -61,8 +62,16 @@ class limited:
             _current.reset(self._token)
 
 
+def stop() -> None:
+    """Let every later `check` raise: the interpreter exits."""
+    global _stopped
+    _stopped = True
+
+
 def check(num_bytes: int = 0) -> None:
     """Raise GrammarError when the time is spent, or `num_bytes` for one automaton are too many."""
+    if _stopped:
+        raise GrammarError("the constraint was not compiled, because the interpreter exits")
     budget = _current.get()
     if budget is None:
         return

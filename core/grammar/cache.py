@@ -1,65 +1,53 @@
-"""The cache of compiled grammars: equal constraints are compiled once, on worker threads, and memory is bounded."""
+"""The cache of compiled grammars: compiles equal constraints once, on worker threads, within a limit of memory."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
-from typing import Any, TypeAlias
+from concurrent.futures import Future, wait
+from typing import Any
 
-from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar.compile import Grammar, can_be_drafted, compile_spec, read_options
-from graftlm.core.grammar.drafting.draft import Draft, from_draft
-from graftlm.core.grammar.drafting.processes import Answer, DraftingProcesses, default_count
-from graftlm.core.grammar.drafting.vocabulary_image import VocabularyImage
+from graftlm.core.errors import ConfigError
+from graftlm.core.grammar import budget
+from graftlm.core.grammar.compile import Grammar, compile_spec, read_options
+from graftlm.core.grammar.masks.rows.workers import Workers
 from graftlm.core.grammar.spec import JsonSchema, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 MAX_BYTES = 512 << 20
-NUM_WORKERS = 2
-NUM_FINISHERS = 6
-"""Threads for llguidance's part of what the processes drafted: 2 ms each, a fifth of it under Python's lock."""
+NUM_THREADS = 2
+"""Threads that compile: mostly Python code, of which one thread runs at a time. The second one compiles small
+constraints while a large one takes its seconds."""
 
 _COUNTED_AT_ONCE = 10
-"""Memory is counted after one new grammar for so many that are kept: counting asks all of them."""
+"""Cached grammars per new grammar after which their memory is counted again, because counting visits all of them."""
 
-
-_Task: TypeAlias = tuple[Hashable, "Future[Grammar]", Spec, Vocabulary, Options]
-"""What to compile, under which key it is kept, and who waits for it."""
-
+_threads = Workers(NUM_THREADS, "grammar")
 _caches: weakref.WeakSet[GrammarCache] = weakref.WeakSet()
 
 
 class GrammarCache:
     """An LRU cache of grammars by (constraint, options, vocabulary). Thread-safe.
 
-    max_bytes    approximate memory that the kept grammars may take, their masks included.
-    num_workers  threads that compile.
-    processes    processes that do most of it instead, while they are ready.
+    max_bytes  approximate limit of the memory of cached grammars, their masks included
 
-    Errors are not cached: everyone who waits for a constraint that fails gets its error, and the next caller compiles
-    it again.
+    Errors are not cached: all waiting callers get the error of a constraint, and the next caller compiles it again.
     """
 
     def __init__(
         self,
         max_bytes: int = MAX_BYTES,
-        num_workers: int = NUM_WORKERS,
         compiler: Callable[[Spec, Vocabulary, Options], Grammar] = compile_spec,
-        processes: DraftingProcesses | None = None,
     ) -> None:
         if max_bytes < 0:
             raise ConfigError(f"max_bytes is {max_bytes}; it must be 0 (keep nothing) or more")
         self.max_bytes = max_bytes
         self._compiler = compiler
-        self._num_workers = num_workers
-        self._processes = processes or DraftingProcesses(0)
         self._num_uncounted = 0
-        # The least recently used first. Futures of those that are compiled would be eleven objects each, which
-        # collections look at.
+        # Least recently used first. A future per grammar would add eleven objects that the garbage collector visits.
         self._kept: dict[Hashable, Grammar] = {}
         self._start()
         self.num_hits = 0
@@ -67,14 +55,12 @@ class GrammarCache:
         _caches.add(self)
 
     def _start(self) -> None:
-        """Begin with workers and a lock of this process; what is compiled stays, what was being compiled goes."""
-        self._workers = ThreadPoolExecutor(self._num_workers, thread_name_prefix="graftlm-grammar")
-        self._finishers = ThreadPoolExecutor(NUM_FINISHERS, thread_name_prefix="graftlm-grammar-end")
+        """Make the lock and the futures of this process; a fork keeps the grammars that its parent has compiled."""
         self._lock = threading.Lock()
-        self._futures: dict[Hashable, Future[Grammar]] = {}  # of those under way
+        self._futures: dict[Hashable, Future[Grammar]] = {}  # of grammars that are being compiled
 
     def submit(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
-        """Compile on a worker thread; equal constraints under way share one future, which cannot be cancelled."""
+        """Compile on a worker thread. Equal constraints share one future, which cannot be cancelled."""
         given = read_options(options)
         key = (spec.key, given, vocabulary.fingerprint)
         with self._lock:
@@ -90,41 +76,17 @@ class GrammarCache:
                 return self._futures[key]
             self.num_misses += 1
             future = self._futures[key] = Future()
-            # marked as running at once, so that nobody can cancel what others wait for
-            future.set_running_or_notify_cancel()
-        task = (key, future, spec, vocabulary, given)
-        if self._processes.ready and can_be_drafted(spec, vocabulary, given):
-            self._processes.submit(spec, given, partial(self._finish, task), vocabulary.fingerprint)
-        else:
-            self._workers.submit(self._compile, self._compiler, *task)
+            future.set_running_or_notify_cancel()  # a caller must not cancel a future that other callers wait for
+        _threads.submit(self._compile, key, future, spec, vocabulary, given)
         return future
 
-    def _finish(self, task: _Task, answer: Answer) -> None:
-        """Make the grammar of what a process drafted, or compile it here where none did."""
-        if answer is None:
-            self._workers.submit(self._compile, self._compiler, *task)
-            return
-
-        def drafted(spec: Spec, options: Options) -> Draft:
-            if isinstance(answer, GrammarError):
-                raise answer
-            return answer
-
-        compiler = partial(compile_spec, drafter=drafted)
-        if isinstance(answer, GrammarError):
-            self._compile(compiler, *task)
-        elif answer.automaton is not None:
-            self._compile(partial(from_draft, answer), *task)
-        else:
-            self._finishers.submit(self._compile, compiler, *task)
-
     def get(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
-        """The grammar; waits while it is compiled."""
+        """Return the grammar, after it is compiled."""
         return self.submit(spec, vocabulary, **options).result()
 
     @property
     def num_bytes(self) -> int:
-        """Approximate memory of the kept grammars."""
+        """Approximate memory of the cached grammars."""
         with self._lock:
             return self._count()
 
@@ -132,33 +94,24 @@ class GrammarCache:
         return len(self._futures) + len(self._kept)
 
     def close(self) -> None:
-        """Finish the compilations under way and accept no new ones; kept grammars stay."""
-        self._processes = DraftingProcesses(0)
+        """Wait for the compilations under way."""
         with self._lock:
             futures = list(self._futures.values())
         wait(futures)
-        self._workers.shutdown()
-        self._finishers.shutdown()
 
     def clear(self) -> None:
-        """Drop all grammars; sequences that use one keep it."""
+        """Drop all grammars. Sequences keep the grammars that they use."""
         with self._lock:
             self._futures.clear()
             self._kept.clear()
 
     def _compile(
-        self,
-        compiler: Callable[[Spec, Vocabulary, Options], Grammar],
-        key: Hashable,
-        future: Future[Grammar],
-        spec: Spec,
-        vocabulary: Vocabulary,
-        options: Options,
+        self, key: Hashable, future: Future[Grammar], spec: Spec, vocabulary: Vocabulary, options: Options
     ) -> None:
         try:
-            grammar = compiler(spec, vocabulary, options)
+            grammar = self._compiler(spec, vocabulary, options)
             prepare: Callable[[], None] | None = getattr(grammar.compiled, "prepare_endings", None)
-            if prepare is not None and isinstance(spec, JsonSchema):  # such texts are closed when their budget ends
+            if prepare is not None and isinstance(spec, JsonSchema):  # closed where max_tokens ends
                 prepare()
         except BaseException as error:
             with self._lock:
@@ -169,9 +122,9 @@ class GrammarCache:
         self._keep(key, future, grammar)
 
     def _keep(self, key: Hashable, future: Future[Grammar], grammar: Grammar) -> None:
-        """Count a new grammar, and drop those that were used least recently while there are too many."""
+        """Cache a new grammar, and drop the least recently used ones above the limit of memory."""
         with self._lock:
-            if self._futures.get(key) is future:  # not dropped meanwhile
+            if self._futures.get(key) is future:  # not cleared meanwhile
                 del self._futures[key]
                 self._kept[key] = grammar
             self._num_uncounted += 1
@@ -192,17 +145,11 @@ def _start_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_all)  # a fork has none of its parent's threads
+    os.register_at_fork(after_in_child=_start_all)
 
-processes = DraftingProcesses(default_count())
-"""The processes that draft grammars for this one."""
+atexit.register(budget.stop)  # before the exit waits for the threads
 
-_shared = GrammarCache(processes=processes)
-
-
-def start_processes(image: Callable[[], VocabularyImage | None] | None = None) -> None:
-    """Start the processes that compile constraints, on a machine with cores for them; see `DraftingProcesses.start`."""
-    processes.start(image)
+_shared = GrammarCache()
 
 
 def submit_compile(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:

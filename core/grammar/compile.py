@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from traceback import clear_frames
@@ -28,7 +28,6 @@ from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lar
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from graftlm.core.grammar.drafting.draft import Draft
     from graftlm.core.grammar.explain import Explanation
     from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
@@ -117,13 +116,8 @@ def read_options(options: dict[str, Any]) -> Options:
     return Options(**options)
 
 
-def compile_spec(
-    spec: Spec, vocabulary: Vocabulary, options: Options, drafter: Callable[[Spec, Options], Draft] | None = None
-) -> Grammar:
-    """Compile without a cache; see `Grammar.compile`.
-
-    drafter  does what needs no vocabulary, where that can be told apart
-    """
+def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile without a cache; see `Grammar.compile`."""
     if not isinstance(spec, (Regex, Choices, JsonSchema, Lark, Composite)):
         raise ConfigError(
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
@@ -133,7 +127,7 @@ def compile_spec(
     try:
         with limited(options.limits), paused():
             try:
-                grammar = _compiled(spec, vocabulary, options, drafter)
+                grammar = _compiled(spec, vocabulary, options)
             except (GrammarError, RecursionError) as error:
                 _forget_frames(error, handled)  # what they hold is freed before the collector goes on
                 raise
@@ -143,9 +137,7 @@ def compile_spec(
     return replace(grammar, source=(spec, options))
 
 
-def _compiled(
-    spec: Spec, vocabulary: Vocabulary, options: Options, drafter: Callable[[Spec, Options], Draft] | None
-) -> Grammar:
+def _compiled(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     has_distinct = False
     if isinstance(spec, JsonSchema):
         from graftlm.core.grammar.schema.distinct.distinct_parts import has_distinct_parts
@@ -153,11 +145,7 @@ def _compiled(
         has_distinct = has_distinct_parts(spec)
     reader: SchemaReader | None = None
     try:
-        if drafter is not None and can_be_drafted(spec, vocabulary, options):
-            from graftlm.core.grammar.drafting.draft import finished
-
-            grammar = finished(drafter(spec, options), vocabulary)
-        elif options.engine is None:
+        if options.engine is None:
             if isinstance(spec, JsonSchema):
                 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
@@ -195,13 +183,6 @@ def _forget_frames(error: BaseException | None, handled: BaseException | None) -
     while error is not None and error is not handled:
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def can_be_drafted(spec: Spec, vocabulary: Vocabulary, options: Options) -> bool:
-    """Whether most of the work needs no vocabulary, and a process of its own may do it."""
-    if options.engine is not None or not isinstance(spec, Regex | Choices | JsonSchema):
-        return False
-    return _size(spec) <= options.limits.size and vocabulary.has_all_bytes
 
 
 def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:

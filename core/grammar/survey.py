@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.shared_nodes import ComposedNode
+from graftlm.core.grammar.ast import ComposedNode, Node
 
 _PLACES_OF_SET = 4
 _PLACES_OF_STATE = 3

@@ -33,8 +33,8 @@ def fill(jobs: Sequence[MaskJob]) -> Filled:
         return _fill(jobs)
     from graftlm.core.grammar.masks.rows import workers
 
-    num_parts = min(workers.count() + 1, len(shared) // _LEAST)
-    elsewhere = [workers.submit(_fill, shared[part::num_parts]) for part in range(1, num_parts)]
+    num_parts = min(workers.masks.count + 1, len(shared) // _LEAST)
+    elsewhere = [workers.masks.submit(_fill, shared[part::num_parts]) for part in range(1, num_parts)]
     own = {job.place for part in range(1, num_parts) for job in shared[part::num_parts]}
     filled = _fill([job for job in jobs if job.place not in own])
     for part in elsewhere:

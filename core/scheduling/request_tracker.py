@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +15,6 @@ from graftlm.core.errors import EngineError, RequestCancelled, RequestTimeout, f
 from graftlm.core.request import Completion, Listener, OpenRequest, Request, Submission
 from graftlm.core.scheduling.admission import Limits, admit
 from graftlm.core.scheduling.choice import Choice
-from graftlm.core.scheduling.grammar_waves import GrammarWaves
 from graftlm.core.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ class RequestTracker:
     What a request's own grammar, matcher, listener or text raises ends that request and no other, be it SystemExit or
     the panic of a library in Rust, which is no Exception.
 
-    wake      called from any thread when a grammar has been compiled; while rows wait for them, when all have been
+    wake      called from any thread when a grammar has been compiled
     clock     seconds, as those of deadlines
     finished  told of every completion
     drafter   keeps what was written, for guesses; None where nothing is guessed
@@ -69,9 +67,6 @@ class RequestTracker:
         self._timed: dict[int, SequenceGroup] = {}
         self._unopened: dict[int, Sequence] = {}  # by their groups' ids, which a future may keep for long
         self._compiled: deque[int] = deque()
-        self._compiled_s = 0.0  # when the last grammar was
-        self.waves = GrammarWaves()
-        self._gathering = False
         self._seeds = random.Random(seed)
 
     @property
@@ -129,18 +124,10 @@ class RequestTracker:
             if group.done:
                 return  # all have ended, or one failed and the request with it
 
-    def gather(self) -> bool:
-        """Whether rows that could begin wait for others, whose grammars are being compiled."""
-        now = time.monotonic()
-        self._gathering = self.waves.hold(self.scheduler, len(self._unopened), self._compiled_s, now)
-        return self._gathering
-
     def _note_compiled(self, group_id: int, _: Future[Grammar]) -> None:
         """From any thread."""
         self._compiled.append(group_id)
-        self._compiled_s = time.monotonic()
-        if not self._gathering or len(self._compiled) >= len(self._unopened):
-            self.wake()  # for each of many, the engine's thread would take Python's lock from the one that compiles
+        self.wake()
 
     # -- they are answered -------------------------------------------------------------------------------------
 

@@ -277,7 +277,7 @@ class EngineThread:
                 self._wait(POLL_S if self._wakes_callers() else None)
             else:
                 if not self._woken:
-                    self._wait(getattr(engine, "poll_s", None) or POLL_S)
+                    self._wait(POLL_S)
                 self._woken = False
                 return
 

@@ -51,8 +51,6 @@ class Dfa(StateTable):
     distance   int32 [num_states]: fewest bytes to an accepting state, were counters free
     """
 
-    _MEASURED = ("num_bytes", "_rounds", "_degrees", "_singles")
-
     actions: Int32Array
     owners: Int32Array
     loops: tuple[Loop, ...]

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-_ALIGNMENT = 8
-"""Bytes of which arrays in a pickle begin at a multiple."""
 LONGEST_RUN = 1 << 16
 """Forced bytes that are found at once."""
 
@@ -68,50 +66,6 @@ class StateTable(ABC):
     def returns(self) -> npt.NDArray[np.bool_]:
         """bool [num_states]: a byte that the state does not read may be read by the state below it on a stack."""
         return np.zeros(len(self.table), np.bool_)
-
-    _MEASURED: ClassVar[tuple[str, ...]] = ()
-    """What is asked at each token."""
-
-    def measured(self) -> Self:
-        """The same with all that is asked of it at each token computed, which a pickle holds too."""
-        for name in self._MEASURED:
-            getattr(self, name)
-        return self
-
-    def __getstate__(self) -> tuple[object, ...]:
-        """For a pickle: the fields and what was measured, all arrays as one piece but the table, which mostly fits into
-        half of its bytes. An array of its own in the pickle takes longer to read than its numbers.
-        """
-        own, shorts = self.__dict__, np.iinfo(np.int16)
-        fits = shorts.min <= self.table.min(initial=0) and self.table.max(initial=0) <= shorts.max
-        table = self.table.astype(np.int16) if fits else self.table
-        layout: list[tuple[str, str, tuple[int, ...]]] = []
-        data, measured, others = bytearray(), dict[str, tuple[str, bytes]](), dict[str, Any]()
-        for name in (*self.__dataclass_fields__, *self._MEASURED):
-            value = own.get(name)
-            if name == "table" or name not in own:
-                continue
-            if isinstance(value, array):
-                measured[name] = (value.typecode, value.tobytes())
-            elif isinstance(value, np.ndarray):
-                layout.append((name, value.dtype.char, value.shape))
-                data += value.tobytes()
-                data += bytes(-len(data) % _ALIGNMENT)
-            else:
-                others[name] = value
-        return table.shape, table.dtype.char, table.tobytes(), layout, data, measured, others
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        shape, kind, table, layout, data, measured, others = state
-        own = self.__dict__
-        own.update(others)
-        own["table"] = np.ndarray(shape, kind, table).astype(np.int32)
-        place = 0
-        for name, kind, shape in layout:
-            found = own[name] = np.ndarray(shape, kind, data, place)
-            place += found.nbytes + -found.nbytes % _ALIGNMENT
-        for name, numbers in measured.items():
-            own[name] = array(*numbers)
 
     @property
     def num_states(self) -> int:

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self, TypeAlias, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from graftlm.core.errors import ConfigError
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.endings import EndingTooLongError
-from graftlm.core.grammar.automata.forced_runs import forced_runs
 from graftlm.core.grammar.automata.stack.dpda import Dpda
-from graftlm.core.grammar.engines.forced_texts import ForcedText, ForcedTexts
 from graftlm.core.grammar.masks.healing import LOOKBACK, encode_after, last_bytes, without_last
 from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
 from graftlm.core.grammar.masks.rows.packed_row import write
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
-Forced: TypeAlias = tuple[Place, bytes, Place]
-"""A place, what is forced there, and the place after it."""
-
 K = TypeVar("K")
 V = TypeVar("V")
 
 _MAX_REMEMBERED = 1 << 14
-_MAX_FORCED, _MAX_STARTS = 64, 128
-"""Forced texts of one grammar that are worked out beforehand, and where they are sought: 2 ms."""
-_LONGEST_FORCED = 1 << 10
-"""Bytes of such a text; longer ones are few, and take as long as many others."""
 _MAX_DEPTH = 64
 """Numbers in the longest place of which anything is remembered."""
 
@@ -40,12 +31,8 @@ class AutomatonGrammar(ABC):
 
     engine: ClassVar[str]
 
-    def __init__(
-        self, automaton: Dfa | Dpda, vocabulary: Vocabulary, masks: MaskRows, known: ForcedTexts | None = None
-    ) -> None:
-        """known  forced texts of this automaton and this vocabulary, to which more may be added from any thread"""
+    def __init__(self, automaton: Dfa | Dpda, vocabulary: Vocabulary, masks: MaskRows) -> None:
         self.automaton = automaton
-        self._known = known
         self.vocabulary = vocabulary
         self.masks = masks
         self._runs: dict[Place, tuple[bytes, Place]] = {}
@@ -54,16 +41,14 @@ class AutomatonGrammar(ABC):
 
     @property
     def num_bytes(self) -> int:
-        return self.automaton.num_bytes + self.masks.num_bytes + (0 if self._known is None else self._known.num_bytes)
+        return self.automaton.num_bytes + self.masks.num_bytes
 
     @abstractmethod
     def matcher(self) -> AutomatonMatcher: ...
 
     @abstractmethod
-    def first_continued(self, suffixes: Sequence[bytes], places: Sequence[Place]) -> list[int]:
-        """For each suffix the first byte from which on it begins a longer token that can go on from the place after
-        it; -1 for none.
-        """
+    def first_continued(self, suffix: bytes, place: Place) -> int:
+        """Return the first index of `suffix` at which a longer token starts that can continue from `place`, or -1."""
 
     @abstractmethod
     def shortest_ending(self, place: Place) -> Sequence[int]:
@@ -83,27 +68,9 @@ class AutomatonGrammar(ABC):
             return b"", place
         found = self._runs.get(place)
         if found is None:
-            known = None if self._known is None else self._known.run(place)
-            found = self.automaton.run(place) if known is None else known
+            found = self.automaton.run(place)
             _remember(self._runs, place, place, found)
         return found
-
-    def forced_at_start(self) -> ForcedTexts:
-        """What is forced at the start, as `forced_texts` has it."""
-        start = self.automaton.start
-        text, after = self.run(start)
-        known = after[1:] == start[1:] and len(text) <= _LONGEST_FORCED
-        ids = self.forced(start, -1) if known else ()
-        return ForcedTexts.of([ForcedText(start[0], after[0], text, ids)] if ids else [])
-
-    def forced_texts(self) -> ForcedTexts:
-        """What is forced at the start and between two values, worked out now: an equal grammar can be made with it."""
-        none = self.automaton.start[1:]
-        runs = forced_runs(self.automaton, _MAX_STARTS, _LONGEST_FORCED)
-        forced = {(text, after): ((state, *none), text, after) for state, text, after in runs}
-        ids_of = dict(zip(forced, self._healed(-1, [*forced.values()]), strict=True))
-        found = [ForcedText(state, after[0], text, ids) for state, text, after in runs if (ids := ids_of[text, after])]
-        return ForcedTexts.of(found[:_MAX_FORCED])
 
     def forced(self, place: Place, last_token: int) -> tuple[int, ...]:
         """The healed tokens of the forced bytes at `place`, after `last_token` (-1: after nothing)."""
@@ -115,10 +82,8 @@ class AutomatonGrammar(ABC):
         if found is None:
             if last_token >= 0:
                 found = self._forced_behind(last_token, place, data)
-            elif self._known is not None:
-                found = self._known.ids(place)
             if found is None:
-                (found,) = self._healed(last_token, [(place, data, after)])
+                found = self._healed(last_token, place, data, after)
             _remember(self._forced, place, key, found)
         return found
 
@@ -139,17 +104,18 @@ class AutomatonGrammar(ABC):
         # what is held back lies among the last tokens, which are the same
         return (*joined, *ids[len(alone) :]) if len(ids) >= len(alone) + LOOKBACK else None
 
-    def _healed(self, last_token: int, forced: Sequence[Forced]) -> list[tuple[int, ...]]:
-        """The tokens of each text, but for the last ones where a longer token could follow from the place after it."""
+    def _healed(self, last_token: int, place: Place, data: bytes, after: Place) -> tuple[int, ...]:
+        """Return the tokens of `data`, forced at `place`, without the last ones where a longer token could continue
+        from `after`.
+        """
         vocabulary, context = self.vocabulary, () if last_token < 0 else (last_token,)
-        ids_of = [encode_after(vocabulary, context, data) for _, data, _ in forced]
-        going_on = [i for i, (_, _, after) in enumerate(forced) if not self.automaton.is_final(after)]
-        suffixes = [last_bytes(vocabulary, ids_of[i]) for i in going_on]
-        starts = self.first_continued(suffixes, [forced[i][2] for i in going_on]) if going_on else []
-        for i, suffix, start in zip(going_on, suffixes, starts, strict=True):
+        ids = encode_after(vocabulary, context, data)
+        if not self.automaton.is_final(after):
+            suffix = last_bytes(vocabulary, ids)
+            start = self.first_continued(suffix, after)
             if start >= 0:
-                ids_of[i] = without_last(vocabulary, ids_of[i], len(suffix) - start)
-        return [*map(tuple, ids_of)]
+                ids = without_last(vocabulary, ids, len(suffix) - start)
+        return tuple(ids)
 
     def ending(self, place: Place) -> tuple[int, ...]:
         """The tokens of the shortest path from `place` to an accepting state."""

@@ -11,8 +11,7 @@ from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.endings import shortest_ending
 from graftlm.core.grammar.automata.nfa.least_places import check_places
 from graftlm.core.grammar.automata.products.product import without_products
-from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher, Forced
-from graftlm.core.grammar.engines.forced_texts import ForcedTexts
+from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.spelling import Spelling, is_complete
 from graftlm.core.grammar.masks.walks.trie_walk import first_continued
@@ -25,21 +24,14 @@ class FsmGrammar(AutomatonGrammar):
 
     engine = "fsm"
 
-    def __init__(
-        self,
-        dfa: Dfa,
-        vocabulary: Vocabulary,
-        *,
-        max_mask_bytes: int = 64 << 20,
-        known: ForcedTexts | None = None,
-    ) -> None:
+    def __init__(self, dfa: Dfa, vocabulary: Vocabulary, *, max_mask_bytes: int = 64 << 20) -> None:
         """Use `dfa` as it is; without a token for every byte, it must be one without counters.
 
         Raises GrammarError when the vocabulary cannot spell any text of the language.
         """
         self.dfa = dfa
         self._spelling = None if is_complete(dfa, vocabulary) else Spelling.of(_without_counters(dfa), vocabulary)
-        super().__init__(dfa, vocabulary, Masks(dfa, vocabulary, max_mask_bytes, self._spelling), known)
+        super().__init__(dfa, vocabulary, Masks(dfa, vocabulary, max_mask_bytes, self._spelling))
 
     @classmethod
     def compile(
@@ -61,23 +53,20 @@ class FsmGrammar(AutomatonGrammar):
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self)
 
-    def first_continued(self, suffixes: Sequence[bytes], places: Sequence[Place]) -> list[int]:
-        return first_continued(self.vocabulary.trie, suffixes, self.dfa, places)
+    def first_continued(self, suffix: bytes, place: Place) -> int:
+        return first_continued(self.vocabulary.trie, suffix, self.dfa, place)
 
     def can_end(self, place: Place) -> bool:
         return self._spelling is None or bool(self._spelling.reachable[place[0]])
 
-    def _healed(self, last_token: int, forced: Sequence[Forced]) -> list[tuple[int, ...]]:
+    def _healed(self, last_token: int, place: Place, data: bytes, after: Place) -> tuple[int, ...]:
         if self._spelling is None:
-            return super()._healed(last_token, forced)
-        return [self._spelled(last_token, one) for one in forced]
-
-    def _spelled(self, last_token: int, forced: Forced) -> tuple[int, ...]:
+            return super()._healed(last_token, place, data, after)
         try:
-            (ids,) = super()._healed(last_token, [forced])
-        except ConfigError:  # no tokens end with these bytes; some spell them together with what follows
+            ids = super()._healed(last_token, place, data, after)
+        except ConfigError:  # only tokens with bytes of the text that follows spell the end of `data`
             return ()
-        end = self.dfa.walk(forced[0], self.vocabulary.decode(ids))
+        end = self.dfa.walk(place, self.vocabulary.decode(ids))
         return ids if end is not None and self.can_end(end) else ()
 
     def ending_bound(self, place: Place) -> int:

@@ -12,7 +12,6 @@ from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
-from graftlm.core.grammar.engines.forced_texts import ForcedTexts
 from graftlm.core.grammar.masks.spelling import is_complete
 from graftlm.core.grammar.masks.stack_masks import StackMasks
 from graftlm.core.grammar.masks.walks.stack_walk import first_continued
@@ -27,14 +26,7 @@ class PdaGrammar(AutomatonGrammar):
 
     engine = "pda"
 
-    def __init__(
-        self,
-        dpda: Dpda,
-        vocabulary: Vocabulary,
-        *,
-        max_mask_bytes: int = 64 << 20,
-        known: ForcedTexts | None = None,
-    ) -> None:
+    def __init__(self, dpda: Dpda, vocabulary: Vocabulary, *, max_mask_bytes: int = 64 << 20) -> None:
         """Raises GrammarError when the vocabulary lacks tokens for single bytes."""
         if not is_complete(dpda, vocabulary):
             raise GrammarError(
@@ -42,7 +34,7 @@ class PdaGrammar(AutomatonGrammar):
                 "let the engine be chosen"
             )
         self.dpda = dpda
-        super().__init__(dpda, vocabulary, StackMasks(dpda, vocabulary, max_mask_bytes), known)
+        super().__init__(dpda, vocabulary, StackMasks(dpda, vocabulary, max_mask_bytes))
 
     @classmethod
     def compile(
@@ -59,8 +51,8 @@ class PdaGrammar(AutomatonGrammar):
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self)
 
-    def first_continued(self, suffixes: Sequence[bytes], places: Sequence[Place]) -> list[int]:
-        return first_continued(self.vocabulary.trie, suffixes, self.dpda, places)
+    def first_continued(self, suffix: bytes, place: Place) -> int:
+        return first_continued(self.vocabulary.trie, suffix, self.dpda, place)
 
     def shortest_ending(self, place: Place) -> Sequence[int]:
         if self.dpda.ending_bound(place) > _MAX_ENDING:

@@ -33,7 +33,7 @@ def heal(vocabulary: Vocabulary, dfa: Dfa, after: Place, token_ids: list[int]) -
     if dfa.is_final(after):
         return token_ids
     suffix = last_bytes(vocabulary, token_ids)
-    (start,) = first_continued(vocabulary.trie, [suffix], dfa, [after])
+    start = first_continued(vocabulary.trie, suffix, dfa, after)
     return token_ids if start < 0 else without_last(vocabulary, token_ids, len(suffix) - start)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+
 import pytest
 
 from graftlm.core.grammar import ast
@@ -46,3 +51,17 @@ def test_nodes_are_equal_by_what_they_are_made_of_and_know_their_hash() -> None:
     assert one == other and hash(one) == hash(other) and len({one, other}) == 1
     assert one != ast.Graph((((B, 1),), ()), frozenset({1}))
     assert ast.Literal(b"a") != ast.Rule("a")
+
+
+def test_a_node_from_another_process_has_the_hash_of_an_equal_node_here() -> None:
+    code = """
+import pickle, sys
+from graftlm.core.grammar import ast
+node = ast.concat(ast.Rule("r"), ast.optional(ast.literal("b")))
+hash(node)
+sys.stdout.buffer.write(pickle.dumps(node))
+"""
+    other = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=other, capture_output=True, check=True)
+    node = ast.concat(RULE, ast.optional(B))
+    assert {node: "here"}[pickle.loads(done.stdout)] == "here"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,8 @@ from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.spec import Choices, JsonSchema, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.grammars import BYTES
+
+ROOT = Path(__file__).parents[3]
 
 
 class Counting:
@@ -112,3 +118,24 @@ def test_memory_is_counted_now_and_then_where_many_grammars_are_kept() -> None:
         cache.get(Choices([str(i)]), BYTES)
     cache.close()
     assert len(cache) <= 560 and counted < 12 * 1_000
+
+
+EXIT = """
+from graftlm.core.grammar.cache import submit_compile
+from graftlm.core.grammar.spec import Limits, Regex
+from tests.grammars import BYTES
+
+limits = Limits(states=1 << 30, memory_bytes=1 << 40, seconds=600)
+futures = [submit_compile(Regex(f"(a|b)*a(a|b){{{i + 30}}}"), BYTES, limits=limits) for i in range(64)]
+try:
+    futures[0].result(1)
+except TimeoutError:
+    print(sum(future.done() for future in futures))
+"""
+
+
+def test_a_process_that_exits_while_it_compiles_used_to_finish_every_constraint_first() -> None:
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", EXIT], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert time.monotonic() - started < 60

@@ -61,7 +61,6 @@ class Woken(Asked):
     """An engine that is woken in its first step, as by a grammar, and has something to run from the second on."""
 
     idle = False
-    poll_s = 60.0
 
     def __init__(self, wake: Callable[[], None]) -> None:
         super().__init__()
@@ -79,7 +78,8 @@ class Woken(Asked):
         return True
 
 
-def test_a_wake_up_while_the_engine_steps_is_not_lost() -> None:
+def test_a_wake_up_while_the_engine_steps_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.serving.engine_thread.POLL_S", 60.0)
     build: Any = Woken
     thread = EngineThread("woken", build)
     thread.start()

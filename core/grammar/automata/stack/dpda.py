@@ -36,8 +36,6 @@ class Dpda(StateTable):
     begin      the first state of a text
     """
 
-    _MEASURED = ("num_bytes", "_calls", "_degrees", "_singles")
-
     calls: Int32Array
     distance: Int32Array
     begin: int

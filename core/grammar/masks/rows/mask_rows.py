@@ -82,7 +82,7 @@ class MaskRows(ABC):
             return
         key = self.representative(place)
         if key not in self._ahead and self._known(key) is None:
-            self._ahead[key] = workers.submit(self._compute_ahead, key)
+            self._ahead[key] = workers.masks.submit(self._compute_ahead, key)
 
     def _takes_long(self, state: int) -> bool:
         """Whether the mask of a state is worth a worker: about 0.3 ms and more.

@@ -1,4 +1,4 @@
-"""The threads that compute masks, outside of Python's lock; a fork gets threads of its own."""
+"""Worker threads for grammars: they compute masks and compile constraints. A fork starts threads of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -16,13 +17,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_tasks: SimpleQueue[Task[Any] | None]
-_threads: list[threading.Thread]
-_starting: threading.Lock
-
-
 class Task(Generic[T]):
-    """A call that a worker makes, or whoever asks for its result before one has begun."""
+    """A call that a worker makes, or the first thread that asks for its result before a worker has begun."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call: Callable[[], T] | None = call
@@ -32,7 +28,7 @@ class Task(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Make the call, unless somebody else does."""
+        """Make the call, unless another thread does."""
         call = self._call
         if call is None or not self._begun.acquire(blocking=False):
             return
@@ -45,7 +41,7 @@ class Task(Generic[T]):
             self._done.release()
 
     def result(self) -> T:
-        """What the call returned or raised; waits for it."""
+        """Wait for the call. Returns or raises its result."""
         self.run()
         with self._done:
             if self._error is not None:
@@ -53,54 +49,85 @@ class Task(Generic[T]):
             return self._found[0]
 
 
-def count() -> int:
-    """How many threads there are at most."""
-    return max(1, min(8, (os.cpu_count() or 1) - 1))
+class Workers:
+    """At most `count` daemon threads, started with the first task.
+
+    At exit they finish the task that they run, for up to EXIT_WAIT_S seconds; queued tasks are dropped.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self.count = count
+        self.name = name
+        self.forget()
+        _all.add(self)
+
+    def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Task[T]:
+        """Have a thread call `function`."""
+        if not self._threads:
+            self._start()
+        task = Task(lambda: function(*args, **kwargs))
+        self._tasks.put(task)
+        return task
+
+    def _start(self) -> None:
+        with self._starting:
+            if not self._threads:
+                threads = [
+                    threading.Thread(
+                        target=self._work, args=(self._tasks,), name=f"graftlm {self.name} {i}", daemon=True
+                    )
+                    for i in range(self.count)
+                ]
+                for thread in threads:
+                    thread.start()
+                self._threads.extend(threads)
+
+    def _work(self, tasks: SimpleQueue[Task[Any]]) -> None:
+        while not self._exiting:
+            task = tasks.get()
+            if self._exiting:
+                return
+            task.run()
+            del task  # free its result before the next task comes
+
+    def forget(self) -> None:
+        """Start anew in a fork, whose parent has the threads and their tasks."""
+        self._tasks: SimpleQueue[Task[Any]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+        self._exiting = False
+
+    def stop(self) -> None:
+        """Tell the threads to end after the task that they run."""
+        self._exiting = True
+        for _ in self._threads:
+            self._tasks.put(Task(lambda: None))
+
+    def join(self, limit: float) -> None:
+        """Wait for the threads until time.monotonic() is `limit`."""
+        for thread in self._threads:
+            thread.join(max(0.0, limit - time.monotonic()))
 
 
-def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Task[T]:
-    """Have a thread call `function`."""
-    if not _threads:
-        _start()
-    task = Task(lambda: function(*args, **kwargs))
-    _tasks.put(task)
-    return task
-
-
-def _start() -> None:
-    with _starting:
-        if not _threads:
-            threads = [
-                threading.Thread(target=_work, args=(_tasks,), name=f"graftlm mask {i}", daemon=True)
-                for i in range(count())
-            ]
-            for thread in threads:
-                thread.start()
-            _threads.extend(threads)
-
-
-def _work(tasks: SimpleQueue[Task[Any] | None]) -> None:
-    while (task := tasks.get()) is not None:
-        task.run()
-        del task  # what it found is freed before the next one comes
-
-
-def _forget() -> None:
-    """In a fork: the threads are the parent's, and so is what they were at."""
-    global _tasks, _threads, _starting
-    _tasks, _threads, _starting = SimpleQueue(), [], threading.Lock()
+_all: weakref.WeakSet[Workers] = weakref.WeakSet()
+masks = Workers(max(1, min(8, (os.cpu_count() or 1) - 1)), "mask")
+"""The threads that compute masks. The machine code that they run releases Python's lock."""
 
 
 @atexit.register
 def _end() -> None:
-    """End before the machine code that the threads run."""
-    for _ in _threads:
-        _tasks.put(None)
-    limit = time.monotonic() + EXIT_WAIT_S
-    for thread in _threads:
-        thread.join(max(0.0, limit - time.monotonic()))
+    """End the threads before the machine code that they run is freed."""
+    workers, limit = list(_all), time.monotonic() + EXIT_WAIT_S
+    for one in workers:
+        one.stop()
+    for one in workers:
+        one.join(limit)
 
 
-_forget()
+def _forget_all() -> None:
+    for one in list(_all):
+        one.forget()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_forget_all)

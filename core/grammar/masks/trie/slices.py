@@ -231,7 +231,7 @@ class Slices:
         key = (chars, exits)
         if self._under_way.get(key) != os.getpid():
             self._under_way[key] = os.getpid()
-            workers.submit(self._build_all, chars, exits)
+            workers.masks.submit(self._build_all, chars, exits)
         return None
 
     def build(self, chars: CharClass) -> Slice:

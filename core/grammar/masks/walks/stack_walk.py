@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +11,7 @@ from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.trie.leaving_tokens import LeavingTokens
 from graftlm.core.grammar.masks.trie.trie import Levels, Trie, begun
-from graftlm.core.grammar.masks.walks.trie_walk import copy_twins, joined
+from graftlm.core.grammar.masks.walks.trie_walk import copy_twins
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,19 +50,17 @@ def allow_leaving(tokens: LeavingTokens, dpda: Dpda, place: Place, row: Int32Arr
     return int(found), int(seen[0])
 
 
-def first_continued(trie: Trie, suffixes: Sequence[bytes], dpda: Dpda, places: Sequence[Place]) -> list[int]:
-    """For each suffix the first byte from which on it begins a longer token that the automaton can read from the place
-    after it; -1 for none.
+def first_continued(trie: Trie, suffix: bytes, dpda: Dpda, place: Place) -> int:
+    """Return the first index of `suffix` at which a longer token starts that the automaton can continue from `place`.
+
+    place  the place after `suffix`
+    -> -1 if there is none
     """
-    data, ends = joined(suffixes)
-    found = np.empty(len(ends), np.int32)
-    place_ends = np.array([*accumulate(map(len, places))], np.int32)
-    _first_continued(
+    found = _first_continued(
         trie.nodes, trie.roots, trie.max_depth, dpda.table, dpda.classes, dpda.accepting, dpda.calls,
-        np.array([*chain.from_iterable(places)], np.int32), place_ends, data, ends, found,
+        np.array(place, np.int32), np.frombuffer(bytearray(suffix), np.uint8),
     )  # fmt: skip
-    numbers: list[int] = found.tolist()
-    return numbers
+    return int(found)
 
 
 @loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
@@ -197,10 +193,7 @@ def _walk(
     return found
 
 
-@loop(
-    "void(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], u1[::1], i4[::1], i4[::1])",
-    quick=True,
-)
+@loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], u1[::1])", quick=True)
 def _first_continued(
     nodes: Int32Array,
     roots: Int32Array,
@@ -209,29 +202,18 @@ def _first_continued(
     classes: npt.NDArray[np.uint8],
     accepting: npt.NDArray[np.bool_],
     calls: Int32Array,
-    places: Int32Array,
-    place_ends: Int32Array,
-    data: npt.NDArray[np.uint8],
-    ends: Int32Array,
-    found: Int32Array,
-) -> None:
-    """Fill `found` with the first byte of each suffix, which ends in `data` at `ends`, or -1.
-
-    places  all places one after the other, each of which ends at `place_ends`
-    """
+    place: Int32Array,
+    suffix: npt.NDArray[np.uint8],
+) -> int:
     seen = np.zeros(1, np.int32)
-    first, first_number = 0, 0
-    for i in range(len(ends)):
-        suffix, place = data[first : ends[i]], places[first_number : place_ends[i]]
-        first, first_number, found[i] = ends[i], place_ends[i], -1
-        for start in range(len(suffix)):
-            node = begun(nodes, roots, suffix, start)
-            if node >= 0 and _walk(
-                nodes, node + 1, nodes[node, 2], nodes[node, 1], max_depth, table, classes, accepting, calls, place,
-                seen, seen, True,
-            ):  # fmt: skip
-                found[i] = start
-                break
+    for start in range(len(suffix)):
+        node = begun(nodes, roots, suffix, start)
+        if node >= 0 and _walk(
+            nodes, node + 1, nodes[node, 2], nodes[node, 1], max_depth, table, classes, accepting, calls, place, seen,
+            seen, True,
+        ):  # fmt: skip
+            return start
+    return -1
 
 
 def allow_tokens_by_level(trie: Trie, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,24 +47,17 @@ def allow_leaving(tokens: LeavingTokens, dfa: Dfa, place: Place, row: Int32Array
     return int(found)
 
 
-def first_continued(trie: Trie, suffixes: Sequence[bytes], dfa: Dfa, places: Sequence[Place]) -> list[int]:
-    """For each suffix the first byte from which on it begins a longer token that the automaton can read from the place
-    after it; -1 for none.
+def first_continued(trie: Trie, suffix: bytes, dfa: Dfa, place: Place) -> int:
+    """Return the first index of `suffix` at which a longer token starts that the automaton can continue from `place`.
+
+    place  the place after `suffix`
+    -> -1 if there is none
     """
-    data, ends = joined(suffixes)
-    found = np.empty(len(ends), np.int32)
-    _first_continued(
-        trie.nodes, trie.roots, trie.max_depth, dfa.table, dfa.classes, dfa.actions, np.array(places, np.int32), data,
-        ends, found,
+    found = _first_continued(
+        trie.nodes, trie.roots, trie.max_depth, dfa.table, dfa.classes, dfa.actions, np.array(place, np.int32),
+        np.frombuffer(bytearray(suffix), np.uint8),
     )  # fmt: skip
-    numbers: list[int] = found.tolist()
-    return numbers
-
-
-def joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], Int32Array]:
-    """All bytes as one array, and where each text ends there."""
-    data = np.frombuffer(bytearray(b"".join(texts)), np.uint8)
-    return data, np.array([*accumulate(map(len, texts))], np.int32)
+    return int(found)
 
 
 @loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
@@ -204,7 +195,7 @@ def _walk_leaving(
     return found
 
 
-@loop("void(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], i4[:,::1], i4[:,::1], u1[::1], i4[::1], i4[::1])", quick=True)
+@loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], i4[:,::1], i4[::1], u1[::1])", quick=True)
 def _first_continued(
     nodes: Int32Array,
     roots: Int32Array,
@@ -212,38 +203,21 @@ def _first_continued(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     actions: Int32Array,
-    places: Int32Array,
-    data: npt.NDArray[np.uint8],
-    ends: Int32Array,
-    found: Int32Array,
-) -> None:
-    """Fill `found` with the first byte of each suffix, which ends in `data` at `ends`, or -1."""
+    place: Int32Array,
+    suffix: npt.NDArray[np.uint8],
+) -> int:
     states = np.empty(max_depth + 1, np.int32)
-    counts = np.empty((max_depth + 1, places.shape[1] - 1), np.int32)
-    first = 0
-    for i in range(len(ends)):
-        states[0] = places[i, 0]
-        for r in range(counts.shape[1]):
-            counts[0, r] = places[i, r + 1]
-        suffix = data[first : ends[i]]
-        first, found[i] = ends[i], -1
-        for start in range(len(suffix)):
-            node = begun(nodes, roots, suffix, start)
-            if node >= 0 and _walk(
-                nodes,
-                node + 1,
-                nodes[node, 2],
-                nodes[node, 1],
-                table,
-                classes,
-                actions,
-                states,
-                counts,
-                counts[0],
-                True,
-            ):
-                found[i] = start
-                break
+    counts = np.empty((max_depth + 1, len(place) - 1), np.int32)
+    states[0] = place[0]
+    for r in range(counts.shape[1]):
+        counts[0, r] = place[r + 1]
+    for start in range(len(suffix)):
+        node = begun(nodes, roots, suffix, start)
+        if node >= 0 and _walk(
+            nodes, node + 1, nodes[node, 2], nodes[node, 1], table, classes, actions, states, counts, counts[0], True
+        ):
+            return start
+    return -1
 
 
 @loop("b1(i4[:,::1], i4[::1], i4[:,::1], u1[::1], i2[::1], i8, i8, i8)", quick=True)

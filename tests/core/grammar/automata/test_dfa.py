@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import replace
-
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -208,27 +204,3 @@ def test_a_list_of_choices_compiles_to_its_trie() -> None:
     dfa = Dfa.compile(ast.alternation(*map(ast.literal, words)))
     assert dfa.matches(b"item04999") and not dfa.matches(b"item05000")
     assert dfa.num_states < 6_000
-
-
-@pytest.mark.parametrize(("largest", "fits"), [(32_767, True), (32_768, False)])
-def test_a_pickle_holds_a_table_in_half_of_the_bytes_where_it_fits(largest: int, fits: bool) -> None:
-    dfa = Dfa.compile(parse("(abc|[d-z]?x[0-9]+){40}"), counters=False)
-    table = dfa.table.copy()
-    table[1, 0] = largest
-    given = replace(dfa, table=table)
-    data = pickle.dumps(given)
-    assert (len(data) < table.nbytes) == fits
-    found = pickle.loads(data).table
-    assert (found.dtype, found.flags.c_contiguous, found.tolist()) == (np.int32, True, table.tolist())
-
-
-@pytest.mark.parametrize("pattern", ["(a|bc){2,90}d", "[a-z]*", "x"])
-def test_a_pickle_holds_the_automaton_and_what_was_measured(pattern: str) -> None:
-    given = Dfa.compile(parse(pattern)).measured()
-    found: Dfa = pickle.loads(pickle.dumps(given))
-    for name in ("classes", "table", "accepting", "actions", "owners", "distance", "degrees", "singles"):
-        one, other = getattr(given, name), getattr(found, name)
-        assert (one.dtype, one.shape, one.tolist()) == (other.dtype, other.shape, other.tolist())
-        assert other.flags.c_contiguous and other.flags.aligned and other.flags.writeable
-    assert found.loops == given.loops and found.num_bytes == given.num_bytes
-    assert all(found.ending_bound((state,)) == given.ending_bound((state,)) for state in range(given.num_states))

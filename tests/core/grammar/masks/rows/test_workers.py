@@ -21,7 +21,7 @@ def test_work_is_done_on_another_thread() -> None:
         done.set()
         return "done"
 
-    task = workers.submit(work)
+    task = workers.masks.submit(work)
     assert done.wait(30)
     assert task.result() == "done"
     assert threads != [threading.get_ident()] and len(threads) == 1
@@ -34,9 +34,9 @@ def test_who_asks_before_a_thread_has_begun_does_the_work() -> None:
         begun.release()
         return go.wait(30)
 
-    held = [workers.submit(hold) for _ in range(workers.count())]
+    held = [workers.masks.submit(hold) for _ in range(workers.masks.count)]
     assert all(begun.acquire(timeout=30) for _ in held)
-    task = workers.submit(threading.get_ident)
+    task = workers.masks.submit(threading.get_ident)
     assert task.result() == threading.get_ident()
     go.set()
     assert all(one.result() for one in held)
@@ -52,7 +52,7 @@ def test_each_task_is_done_once_and_its_error_is_for_all_who_ask() -> None:
             raise ValueError(i)
         return i
 
-    for task, i in [(workers.submit(work, i), i) for i in range(500)]:
+    for task, i in [(workers.masks.submit(work, i), i) for i in range(500)]:
         for _ in range(2):
             if i % 7:
                 assert task.result() == i
@@ -66,7 +66,7 @@ def test_threads_that_had_nothing_to_do_take_new_work() -> None:
     for _ in range(50):
         done = [threading.Event() for _ in range(20)]
         for event in done:
-            workers.submit(event.set)
+            workers.masks.submit(event.set)
         assert all(event.wait(30) for event in done)
 
 
@@ -75,9 +75,9 @@ def test_a_fork_has_threads_of_its_own() -> None:
     code = """
 import os
 from graftlm.core.grammar.masks.rows import workers
-workers.submit(divmod, 7, 2).result()
+workers.masks.submit(divmod, 7, 2).result()
 if os.fork() == 0:
-    os._exit(workers.submit(divmod, 7, 2).result() != (3, 1))
+    os._exit(workers.masks.submit(divmod, 7, 2).result() != (3, 1))
 print(os.wait()[1])
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
