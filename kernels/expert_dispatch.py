@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import torch
 
+from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan, ExpertTiles, ExpertWeights
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile
 from graftlm.kernels.hopper.support import gluon_kernel
-from graftlm.kernels.linear_dispatch import can_compact
 
 EXPERT_TILES = (
     ExpertTiles(0.1, Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4, swap=True, tma=True)),
@@ -30,23 +30,24 @@ COMPACT_DENSITY = 24
 """Tokens per expert, on average, up to which weights in 12 bits are faster than in 16."""
 
 
-def plan_experts(weights: ExpertWeights, *, strict: bool = False, compact: bool = False) -> ExpertPlan:
+def plan_experts(weights: ExpertWeights, *, strict: bool = False) -> ExpertPlan:
     """Choose the kernels for the experts of a mixture.
 
-    strict   results do not depend on the other tokens of a step
-    compact  whether a copy of the weights in 12 bits may be held for few tokens
+    strict  results do not depend on the other tokens of a step
     """
     if strict:
         return ExpertPlan(weights, ONE_EXPERT_TILE)
-    run = _compact_experts(weights) if compact and can_compact_experts(weights) else None
+    run = _compact_experts(weights) if weights.held_as is Bits12Weight and can_compact_experts(weights) else None
     return ExpertPlan(weights, EXPERT_TILES, run, COMPACT_DENSITY)
 
 
 def can_compact_experts(weights: ExpertWeights) -> bool:
-    """Whether the weights could be held in 12 bits: bfloat16 on Hopper, dense, gated by SiLU alone, without biases."""
+    """Return True if the weights could be held in 12 bits: bfloat16 on Hopper, dense, SiLU gates, no biases."""
     plain = weights.gate == Gate() and weights.gate_up_bias is None and weights.down_bias is None
     flat = [weight.flatten(0, 1) for weight in (weights.gate_up, weights.down) if weight.is_contiguous()]
-    return plain and len(flat) == 2 and all(map(can_compact, flat)) and gluon_kernel("bits12.experts") is not None
+    return (
+        plain and len(flat) == 2 and all(map(Bits12Weight.suits, flat)) and gluon_kernel("bits12.experts") is not None
+    )
 
 
 def _compact_experts(weights: ExpertWeights) -> Callable[..., torch.Tensor] | None:

@@ -88,7 +88,7 @@ def _interpreted(model: Any) -> Row:
     from graftlm.kernels.gpu.attention.backend import TritonAttention
     from tests.models import byte_tokenizer
 
-    load._fuse = lambda model, device, **options: fuse_gpu(model, max_rows=64, **options)  # type: ignore[assignment]
+    load._fuse = lambda model, device, strict, **_: fuse_gpu(model, max_rows=64, strict=strict)  # type: ignore[assignment]
     load.fuse_cpu = lambda model, fusions: 0  # type: ignore[assignment]
     config = EngineConfig(device="cpu", max_model_len=128)
     loaded = load.load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)

@@ -1,11 +1,11 @@
-"""Weights in 12 bits each beside their own 16, without loss, for steps of few tokens on a GPU.
+"""Decide which weights are held in 12 bits beside their own 16, without loss, for steps of few tokens on a GPU.
 
-A step of few tokens takes as long as reading the weights does; steps of many read the originals. So both are held.
+A step of few tokens takes as long as reading the weights does; steps of many tokens read the originals. So both are
+held, where they take little of the memory that is left for KV.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -14,48 +14,61 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
 from graftlm.core.fusion.expert_modules import expert_weights, has_experts
 from graftlm.core.kv.memory import free_bytes, size_of
+from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.expert_dispatch import can_compact_experts
-from graftlm.kernels.linear_dispatch import can_compact
+from graftlm.kernels.weight import PlainWeight, hold_as, weight_of
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
 
 LARGEST_SHARE = 3 / 10
-"""Of the memory that the weights leave free, which is KV's otherwise, if nobody says whether to have them."""
-
-_SIZE = 0.77
-"""Of what they are made of, lists included."""
+"""The largest share of the free memory, which is KV's otherwise, for weights in 12 bits that no option asks for."""
 
 
-class Compact(IntEnum):
-    """Which weights are held in 12 bits too: none, those of linear layers, or those of a mixture's experts as well."""
+def choose_compact(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Mark the modules whose weights are held in 12 bits too: linear layers, and a mixture's experts if they fit.
 
-    NONE = 0
-    LINEARS = 1
-    ALL = 2
-
-
-def wants_compact(loaded: LoadedModel, config: EngineConfig) -> Compact:
-    """Which weights a model is to have in 12 bits; raises ConfigError if they are asked for and cannot be had."""
+    Raises ConfigError if the configuration asks for such weights and the model or the card cannot have them.
+    """
+    for module in loaded.model.modules():
+        hold_as(module, None)
     if config.compact_weights is False:
-        return Compact.NONE
-    linears = [m.weight for m in loaded.model.modules() if type(m) is nn.Linear and can_compact(m.weight)]
-    found = [expert_weights(m) for m in loaded.model.modules() if has_experts(m) and not config.strict]
-    experts = [w for e in found if not isinstance(e, str) and can_compact_experts(e) for w in (e.gate_up, e.down)]
-    suited = linears + experts
-    free = free_bytes(loaded.device) if suited else 0
-    needed = [int(_SIZE * sum(weight.nbytes for weight in weights)) for weights in (linears, suited)]
-    if config.compact_weights is None:
-        fitting = [need <= LARGEST_SHARE * free for need in needed]
-        return Compact.NONE if not suited or not fitting[0] else Compact.ALL if fitting[1] else Compact.LINEARS
-    if not suited:
+        return
+    linears, experts = _suited_linears(loaded.model), {} if config.strict else _suited_experts(loaded.model)
+    needed = [sum(linears.values()), sum(linears.values()) + sum(experts.values())]
+    free = free_bytes(loaded.device) if needed[1] else 0
+    if config.compact_weights and not needed[1]:
         raise ConfigError(
             f"compact_weights is True, but there are none for {loaded.name} in {str(loaded.dtype)[6:]} on "
             f"{loaded.device}; they need bfloat16, a Hopper GPU and Triton 3.6 or newer: leave compact_weights out"
         )
-    if needed[1] > free:
+    if config.compact_weights and needed[1] > free:
         raise ConfigError(
             f"compact weights take {size_of(needed[1])} beside the weights, {size_of(free)} are free on "
             f"{loaded.device}; use compact_weights=False, or end what else uses the GPU"
         )
-    return Compact.ALL
+    limit = free if config.compact_weights else LARGEST_SHARE * free
+    for modules, total in zip((linears, experts), needed, strict=True):
+        for module in modules if total <= limit else ():
+            hold_as(module, Bits12Weight)
+
+
+def _suited_linears(model: nn.Module) -> dict[nn.Module, int]:
+    """Return the linear layers that can have codes, with the bytes of these."""
+    weights = {module: weight_of(module) for module in model.modules()}
+    return {m: _num_bytes(w) for m, w in weights.items() if type(w) is PlainWeight and Bits12Weight.suits(w.values)}
+
+
+def _suited_experts(model: nn.Module) -> dict[nn.Module, int]:
+    """Return the modules of experts that can have codes, with the bytes of these."""
+    weights = {module: expert_weights(module) for module in model.modules() if has_experts(module)}
+    return {
+        module: sum(_num_bytes(PlainWeight(tensor.flatten(0, 1))) for tensor in (found.gate_up, found.down))
+        for module, found in weights.items()
+        if not isinstance(found, str) and can_compact_experts(found)
+    }
+
+
+def _num_bytes(weight: PlainWeight) -> int:
+    """Return the bytes that a weight takes more with codes than without."""
+    return Bits12Weight(weight.values).num_bytes - weight.num_bytes

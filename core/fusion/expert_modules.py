@@ -16,6 +16,7 @@ from torch import nn
 from graftlm.core.fusion.layer_parts import allclose
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertWeights
 from graftlm.kernels.gpu.mixture.grouped_matmul import Activation, Gate
+from graftlm.kernels.weight import held_as
 
 _SCALE = 4.0
 """The scale of the random inputs that a gate is probed with: large enough to reach its limits."""
@@ -62,7 +63,7 @@ def expert_weights(module: nn.Module) -> ExpertWeights | str:
     if gate is None:
         return "its gate is not known"
     up_bias, down_bias = (bias.detach() if isinstance(bias, torch.Tensor) else None for bias in biases)
-    return ExpertWeights(views[0], up_bias, views[1], down_bias, gate)
+    return ExpertWeights(views[0], up_bias, views[1], down_bias, gate, held_as(module))
 
 
 def apply_gate(gate: Gate, both: torch.Tensor) -> torch.Tensor:

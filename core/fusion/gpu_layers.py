@@ -11,7 +11,7 @@ on random input; a layer of another shape keeps what it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,15 +29,16 @@ from graftlm.core.execution.paged import (
     packed_step,
 )
 from graftlm.core.fusion.expert_modules import has_experts
-from graftlm.core.fusion.layer_mlp import LayerMlp, layer_mlps
+from graftlm.core.fusion.layer_mlp import LayerMlp, MakeMlp, layer_mlps
 from graftlm.core.fusion.layer_parts import Parts, Recognised, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.norm import norm_rows, norm_rows_
-from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, holds_compact, plan
+from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, plan
 from graftlm.kernels.norm import Norm
 
 _PROBED = 5
@@ -132,6 +133,11 @@ class FusedLayer:
         """Which kernels its linear layers use beside torch's."""
         return self.linears.qkv.kinds, self.linears.out.kinds, *self.mlp.kernels
 
+    @property
+    def plans(self) -> tuple[LinearPlan, ...]:
+        """The linear layers, without those of experts."""
+        return self.linears.qkv, self.linears.out, *self.mlp.plans
+
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         step = packed_step()
         embeddings = options.get("position_embeddings")
@@ -197,13 +203,12 @@ def fuse_layers(
     agree: AllClose,
     *,
     max_rows: int | None = None,
-    compact: bool = False,
     linear: Linear | None = None,
 ) -> None:
     """Replace the forward of every layer that has a fused equal; note of others why they have none.
 
-    max_rows  up to how many rows kernels for few rows are used; None takes the measured rule
-    compact   whether weights that have a compact form are held in that too
+    max_rows  the largest number of rows for kernels of few rows; None takes the measured rule
+    linear    multiplies all rows in one order of sums (strict mode)
     """
     switch = AttentionSwitch(model)
     for layers, rotary in decoder_stacks(model):
@@ -216,11 +221,11 @@ def fuse_layers(
             following = behind.before_attention if isinstance(behind, Parts) else None
             make = partial(FusedLayer, following=following, prenormed=prenormed)
             choose = partial(plan, agree=agree, max_rows=max_rows, linear=linear)
-            fused = _fused(layer, rotary, parts, switch, agree, make, choose, compact=compact)
+            fused = _fused(layer, rotary, parts, switch, agree, make, choose)
             if isinstance(fused, str):
                 fusions.unfused.append(fused)
             else:
-                fusions.num_compact += sum(holds_compact(kinds) for kinds in fused.kernels)
+                fusions.num_compact += sum(linear_plan.reads(Bits12Weight) for linear_plan in fused.plans)
                 layer.forward = fused
                 fusions.add(partial(delattr, layer, "forward"))
                 fusions.num_fused += 1
@@ -234,14 +239,12 @@ def _fused(
     agree: AllClose,
     make: Callable[[Parts, Heads, Callable[..., Any], Projections, LayerMlp], FusedLayer],
     choose: Callable[..., LinearPlan],
-    *,
-    compact: bool,
 ) -> FusedLayer | str:
     """The fused equal of `layer`, as `make` makes it; why there is none."""
 
     def probe() -> LayerProbe | str:
         try:
-            found = LayerProbe.of(layer, rotary, parts.qkv.weight[0], _PROBED, switch)
+            found = LayerProbe.of(layer, rotary, parts.qkv.weight.dense(slice(0, 1))[0], _PROBED, switch)
         except Exception as error:  # it takes or gives something else: it keeps its own forward
             return f"{type(layer).__name__} is called otherwise: {type(error).__name__}"
         return found if found is not None else f"{type(layer).__name__} does not attend once"
@@ -255,10 +258,9 @@ def _fused(
         return heads
     probes: list[LayerProbe | str] = [first]
     routes = any(has_experts(module) for module in parts.mlp.modules())
-    for make_mlp, hold in [(form, hold) for form in layer_mlps(parts) for hold in (True, False) if compact or not hold]:
+    for form, make_mlp in _forms(parts):
         try:
-            chosen = partial(choose, compact=hold)
-            fused = make(parts, heads, layer.forward, Projections.of(parts, chosen), make_mlp(chosen))
+            fused = make(form, heads, layer.forward, Projections.of(form, choose), make_mlp(choose))
             for attempt in range(_ROUTED_TRIES if routes else 1):
                 probes += [probe()] if attempt == len(probes) else []
                 found = probes[attempt]
@@ -268,6 +270,13 @@ def _fused(
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
     return f"{type(layer).__name__} computes something else between its modules"
+
+
+def _forms(parts: Parts) -> Iterator[tuple[Parts, MakeMlp]]:
+    """Yield the forms of a fused layer, the fastest first: each MLP with the weights as they are, then fallbacks."""
+    weights = [form for form in (parts, parts.fallback) if form is not None]
+    for mlps in zip(*map(layer_mlps, weights), strict=True):
+        yield from zip(weights, mlps, strict=True)
 
 
 def _heads(call: AttentionCall, parts: Parts) -> Heads | str:

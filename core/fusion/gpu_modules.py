@@ -1,49 +1,48 @@
 """Fusions for GPUs: parallel projections as one product, norm, activation and rotary embedding as one kernel each,
 and whole layers on top of these (gpu_layers.py).
 
-Each replacement is run beside what it replaces on random input and left out if they differ, so a model with other
-arithmetic under the same names keeps its own. Modules that a quantizer put in place are left alone.
+Each replacement is run beside its original on random input and dropped if they differ, so a model with other
+arithmetic under the same names keeps its own. Linear layers are the modules whose weight has a format
+(kernels/weight.py); all other modules keep their forward.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from graftlm.core.fusion.compact_weights import Compact
 from graftlm.core.fusion.gpu_layers import fuse_layers
 from graftlm.core.fusion.layer_parts import Product, Recognised, activation_of, allclose
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary_patch import RotaryPatch
 from graftlm.core.fusion.rotary_tables import fuse_rotary_tables
+from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.norm import norm_rows
-from graftlm.kernels.linear_dispatch import AllClose, Linear, holds_compact, max_rows_of, plan
+from graftlm.kernels.linear_dispatch import AllClose, Linear, max_rows_of, plan
 from graftlm.kernels.norm import Norm
+from graftlm.kernels.weight import PlainWeight, Weight, held_as, hold_as, put_weight, weight_of
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""
 
 
-def fuse_gpu(
-    model: nn.Module, *, max_rows: int | None = None, strict: bool = False, compact: int = 0, dry: bool = False
-) -> Fusions:
-    """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed.
+def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = False, dry: bool = False) -> Fusions:
+    """Replace modules of `model` by faster equals on a GPU. One layer's weights are held twice while they are packed.
 
-    max_rows  up to how many rows products take in what is around them; None takes the measured rule.
-    strict    all plain linear layers give each row to the last bit what they would give it alone.
-    compact   which weights are held in 12 bits too, where they can be: a Compact of compact_weights.py.
-    dry       take every replacement for an equal one, to see what is launched; `model` is then void. What it shares
-              with other models of its kind stays as it is.
+    max_rows  the largest number of rows for kernels of few rows; None takes the measured rule.
+    strict    all linear layers give each row to the last bit the result that it would have alone.
+    dry       take every replacement for an equal one, to see the kernels that are launched; `model` is then void. Parts
+              that it shares with other models of its kind stay as they are.
     """
     fusions = Fusions()
     first = next(model.parameters())
@@ -52,15 +51,17 @@ def fuse_gpu(
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
-        experts = compact >= Compact.ALL
-        fuse_mixtures(model, work.found.mixtures, fusions, work.agree, strict=strict, dry=dry, compact=experts)
+        fuse_mixtures(model, work.found.mixtures, fusions, work.agree, strict=strict, dry=dry)
         for module in list(model.modules()):
             if not _pack_qkv(module, work):
                 _pack_gate_up(module, work) or _fuse_norm(module, work)
         fuse_rotary_tables(model, fusions, dry=dry)
         _fuse_rotary(model, work, dry=dry)
-        fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, compact=compact > 0, linear=linear)
-        _fuse_head(model, work, compact=fusions.num_compact > 0)
+        fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, linear=linear)
+        _fuse_head(model, work)
+        for module in model.modules():
+            if held_as(module) is not PlainWeight:
+                fusions.add(partial(hold_as, module, None))
     return fusions
 
 
@@ -75,15 +76,22 @@ class _Work:
 
 
 def _fix_linears(model: nn.Module, linear: Linear, fusions: Fusions) -> None:
-    """Run every plain linear layer through `linear`."""
+    """Run every linear layer through `linear`."""
     for module in model.modules():
-        if type(module) is nn.Linear:
+        if weight_of(module) is not None:
             setattr(module, "forward", partial(_through, module, linear))  # noqa: B010
             fusions.add(partial(delattr, module, "forward"))
 
 
-def _through(module: nn.Linear, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    return linear(x, module.weight, module.bias)
+def _through(module: nn.Module, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    weight = weight_of(module)  # looked up here: a weight that is kept would not be freed when it is packed
+    assert weight is not None
+    return linear(x, weight.dense(), _bias_of(module))
+
+
+def _bias_of(module: nn.Module) -> torch.Tensor | None:
+    bias: torch.Tensor | None = module.bias  # type: ignore[assignment]
+    return bias
 
 
 class PackedProjections(nn.Module):
@@ -93,19 +101,28 @@ class PackedProjections(nn.Module):
     tokens they are hundreds of megabytes a layer.
     """
 
-    def __init__(self, linears: list[nn.Linear], linear: Linear | None = None) -> None:
+    def __init__(self, linears: Sequence[nn.Module], linear: Linear | None = None) -> None:
+        """Concatenate the weights of `linears`. Raises ValueError if their formats do not allow it."""
         super().__init__()
         self.linear = linear or nn.functional.linear
-        self.sizes = [linear.out_features for linear in linears]
-        self.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
-        has_bias = linears[0].bias is not None
-        self.bias = nn.Parameter(torch.cat([x.bias for x in linears]), requires_grad=False) if has_bias else None
+        first, *others = [weight for module in linears if (weight := weight_of(module)) is not None]
+        self.sizes = [weight.shape[0] for weight in (first, *others)]
+        weight = first.concat(others)
+        if isinstance(weight, PlainWeight):
+            self.weight = nn.Parameter(weight.values, requires_grad=False)
+            weight = replace(weight, values=self.weight)
+        biases = [bias for module in linears if (bias := _bias_of(module)) is not None]
+        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        self.product = Product(weight, self.bias)
         self.held: dict[int, tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = {}
 
+    def packed(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the outputs of all layers, side by side."""
+        return self.linear(x, self.product.weight.dense(), self.bias)
+
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs of all layers."""
-        packed = self.linear(x, self.weight, self.bias)
-        return tuple(torch.split(packed, self.sizes, -1))
+        """Compute the outputs of all layers, each by itself."""
+        return tuple(torch.split(self.packed(x), self.sizes, -1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outputs = self.outputs(x)
@@ -121,12 +138,12 @@ class PackedProjections(nn.Module):
             del self.held[threading.get_ident()]
         return outputs[index]
 
-    def unpack(self, linears: list[nn.Linear]) -> None:
-        """Give the layers their weights back, as views of the packed one."""
-        weights = self.weight.split(self.sizes)
+    def unpack(self, linears: Sequence[nn.Module]) -> None:
+        """Give the layers their weights back, in the memory of the packed one."""
+        weights = self.product.weight.split(self.sizes)
         biases = self.bias.split(self.sizes) if self.bias is not None else [None] * len(linears)
         for linear, weight, bias in zip(linears, weights, biases, strict=True):
-            linear.weight = nn.Parameter(weight, requires_grad=False)
+            put_weight(linear, weight)
             if bias is not None:
                 linear.bias = nn.Parameter(bias, requires_grad=False)
 
@@ -143,30 +160,35 @@ class PackedPart(nn.Module):
         return self.packed[0].part(self.index, x)
 
 
-def _plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
-    """The children of these names, if all are plain linear layers of one input, dtype and kind."""
-    children = [getattr(module, name, None) for name in names]
-    linears = [c for c in children if type(c) is nn.Linear]
-    if len(linears) != len(names):
+def _packable(module: nn.Module, names: tuple[str, ...]) -> tuple[list[nn.Module], Weight] | None:
+    """Return the children of these names and the weight of the first, if all are linear layers alike."""
+    linears = [child for name in names if isinstance(child := getattr(module, name, None), nn.Module)]
+    weights = [weight for child in linears if (weight := weight_of(child)) is not None]
+    if len(weights) != len(names):
         return None
-    first = linears[0]
-    same = all(
-        x.in_features == first.in_features
-        and x.weight.dtype == first.weight.dtype
-        and (x.bias is None) == (first.bias is None)
-        for x in linears
-    )
-    return linears if same else None
+    kinds = {
+        (type(weight), weight.shape[1], weight.dtype, _bias_of(child) is None)
+        for child, weight in zip(linears, weights, strict=True)
+    }
+    return (linears, weights[0]) if len(kinds) == 1 else None
+
+
+def _pack(linears: list[nn.Module], work: _Work) -> PackedProjections | None:
+    try:
+        return PackedProjections(linears, work.linear)
+    except ValueError:  # their formats have no concatenation
+        return None
 
 
 def _pack_qkv(module: nn.Module, work: _Work) -> bool:
     names = ("q_proj", "k_proj", "v_proj")
-    linears = _plain_linears(module, names)
-    if linears is None:
+    found = _packable(module, names)
+    packed = _pack(found[0], work) if found is not None else None
+    if found is None or packed is None:
         return False
-    probe = _probe(linears[0], linears[0].in_features)
+    linears, weight = found
+    probe = _probe(weight)
     old = [linear(probe) for linear in linears]
-    packed = PackedProjections(linears, work.linear)
     if not all(work.agree(a, b) for a, b in zip(old, packed.outputs(probe), strict=True)):
         return False
     _release(linears)
@@ -174,31 +196,34 @@ def _pack_qkv(module: nn.Module, work: _Work) -> bool:
         setattr(module, name, packed if index == 0 else PackedPart(packed, index))
     work.fusions.add(partial(_restore, module, dict(zip(names, linears, strict=True)), packed))
     work.fusions.num_packed += 1
-    work.found.products[module] = Product(packed.weight, packed.bias)
+    work.found.products[module] = packed.product
     return True
 
 
 def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
-    linears = _plain_linears(module, ("gate_proj", "up_proj"))
+    found = _packable(module, ("gate_proj", "up_proj"))
     down, activation = getattr(module, "down_proj", None), getattr(module, "act_fn", None)
-    if linears is None or not isinstance(down, nn.Module) or activation is None:
+    if found is None or not isinstance(down, nn.Module) or activation is None:
         return False
-    packed = PackedProjections(linears, work.linear)
-    width = linears[0].out_features
+    linears, weight = found
+    packed = _pack(linears, work)
+    if packed is None:
+        return False
+    width = weight.shape[0]
     kind = activation_of(activation)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        both = packed.linear(x, packed.weight, packed.bias)
+        both = packed.packed(x)
         hidden = gate_mul(both, kind) if kind is not None else activation(both[..., :width]) * both[..., width:]
         out: torch.Tensor = down(hidden)
         return out
 
-    if not _replace_forward(module, forward, _probe(linears[0], linears[0].in_features), work):
+    if not _replace_forward(module, forward, _probe(weight), work):
         return False
     _release(linears)
     work.fusions.add(partial(packed.unpack, linears))
     work.fusions.num_packed += 1
-    work.found.products[module] = Product(packed.weight, packed.bias)
+    work.found.products[module] = packed.product
     return True
 
 
@@ -221,23 +246,26 @@ def _fuse_norm(module: nn.Module, work: _Work) -> bool:
     return True
 
 
-def _fuse_head(model: nn.Module, work: _Work, *, compact: bool) -> None:
-    """Read the weights of the logits as fast as the memory gives them, for few rows."""
+def _fuse_head(model: nn.Module, work: _Work) -> None:
+    """Read the weights of the logits at the speed of memory, for few rows; in 12 bits if layers are read so too."""
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    if type(head) is not nn.Linear or not max_rows_of(head.weight):
+    weight = weight_of(head)
+    if weight is None or not max_rows_of(weight):
         return
-    chosen = plan(head.weight, "head", head.bias, agree=work.agree, compact=compact, linear=work.linear)
+    if not work.fusions.num_compact:
+        weight = weight.fallback or weight
+    chosen = plan(weight, "head", _bias_of(head), agree=work.agree, linear=work.linear)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         return chosen.matmul(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
-    probe = _probe(head, head.in_features)
+    probe = _probe(weight)
     if work.linear is not None and chosen.kinds:
         setattr(head, "forward", forward)  # noqa: B010, compared by the plan; undone with what is there
-        work.fusions.num_compact += holds_compact(chosen.kinds)
+        work.fusions.num_compact += chosen.reads(Bits12Weight)
     elif work.linear is None and work.agree(head(probe[:, :1]), forward(probe[:, :1])):
         replaced = _replace_forward(head, forward, probe, work)
-        work.fusions.num_compact += replaced and holds_compact(chosen.kinds)
+        work.fusions.num_compact += replaced and chosen.reads(Bits12Weight)
 
 
 def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:
@@ -282,8 +310,8 @@ def _replace_forward(
     return agree
 
 
-def _probe(linear: nn.Linear, width: int, num_tokens: int = 3) -> torch.Tensor:
-    return torch.randn(1, num_tokens, width, device=linear.weight.device).to(linear.weight.dtype)
+def _probe(weight: Weight, num_tokens: int = 3) -> torch.Tensor:
+    return torch.randn(1, num_tokens, weight.shape[1], device=weight.device).to(weight.dtype)
 
 
 def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
@@ -295,15 +323,15 @@ def _same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:
     return old.shape == new.shape
 
 
-def _release(linears: list[nn.Linear]) -> None:
-    """Drop weights that now live in a packed one."""
+def _release(linears: Sequence[nn.Module]) -> None:
+    """Free weights that now live in a packed one."""
     for linear in linears:
-        linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
-        if linear.bias is not None:
-            linear.bias = nn.Parameter(linear.bias.new_empty(0), requires_grad=False)
+        put_weight(linear, None)
+        if (bias := _bias_of(linear)) is not None:
+            linear.bias = nn.Parameter(bias.new_empty(0), requires_grad=False)
 
 
-def _restore(module: nn.Module, linears: dict[str, nn.Linear], packed: PackedProjections) -> None:
+def _restore(module: nn.Module, linears: dict[str, nn.Module], packed: PackedProjections) -> None:
     packed.unpack(list(linears.values()))
     for name, linear in linears.items():
         setattr(module, name, linear)

@@ -20,7 +20,13 @@ class LayerMlp(Protocol):
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Which kernels each of its products uses beside torch's."""
+        """The kernels of each product, beside torch's."""
+        ...
+
+    @property
+    def plans(self) -> tuple[LinearPlan, ...]:
+        """The linear layers, without those of experts."""
+        ...
 
     def add_norm(
         self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
@@ -43,6 +49,10 @@ class DenseMlp:
     def kernels(self) -> tuple[tuple[str, ...], ...]:
         return self.gate_up.kinds, self.down.kinds
 
+    @property
+    def plans(self) -> tuple[LinearPlan, ...]:
+        return self.gate_up, self.down
+
     def add_norm(
         self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
     ) -> torch.Tensor | None:
@@ -55,6 +65,7 @@ class ModuleMlp:
 
     module: nn.Module
     kernels: tuple[tuple[str, ...], ...] = ()
+    plans: tuple[LinearPlan, ...] = ()
 
     def add_norm(
         self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
@@ -70,9 +81,13 @@ Choose = Callable[..., LinearPlan]
 """weight, role, bias -> the kernels of a linear layer."""
 
 
-def layer_mlps(parts: Parts) -> list[Callable[[Choose], LayerMlp]]:
-    """What makes the forms that the MLP of a layer may take, the fastest first."""
-    forms: list[Callable[[Choose], LayerMlp]] = [lambda choose: ModuleMlp(parts.mlp)]
+MakeMlp = Callable[[Choose], LayerMlp]
+"""Makes one form of a layer's MLP."""
+
+
+def layer_mlps(parts: Parts) -> list[MakeMlp]:
+    """Return the makers of the forms that the MLP of a layer may take, the fastest first."""
+    forms: list[MakeMlp] = [lambda choose: ModuleMlp(parts.mlp)]
     gate_up, down = parts.gate_up, parts.down
     if gate_up is not None and down is not None:
 

@@ -7,7 +7,7 @@ they take from the modules: packed weights or plain ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from graftlm.kernels.activation import Activation, gate_by_torch
 from graftlm.kernels.norm import Addition, Norm
+from graftlm.kernels.weight import Weight, weight_of
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.mixtures import Mixture
@@ -157,14 +158,20 @@ def _children(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...]:
 class Product:
     """A linear layer: weight [n, k] and bias [n]."""
 
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor | None
 
     @classmethod
     def of(cls, modules: tuple[nn.Module, ...]) -> Product | None:
-        """That of one plain linear layer; None for any other, and for several."""
-        (module,) = modules if len(modules) == 1 else (None,)
-        return cls(module.weight, module.bias) if type(module) is nn.Linear else None
+        """Return the product of one linear layer; None for a module of another kind, and for several modules."""
+        weight = weight_of(modules[0]) if len(modules) == 1 else None
+        return cls(weight, getattr(modules[0], "bias", None)) if weight is not None else None
+
+    @property
+    def fallback(self) -> Product | None:
+        """The product with the weight's fallback, if it has one."""
+        weight = self.weight.fallback
+        return replace(self, weight=weight) if weight is not None else None
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,16 @@ class Parts:
     down: Product | None
     activation: Activation
     mixture: Mixture | None = None
+
+    @property
+    def fallback(self) -> Parts | None:
+        """The parts with the fallbacks of their weights; None if no weight has one."""
+        products = self.qkv, self.out, self.gate_up, self.down
+        if all(product is None or product.fallback is None for product in products):
+            return None
+        gate_up, down = ((x.fallback or x) if x is not None else None for x in (self.gate_up, self.down))
+        qkv, out = (x.fallback or x for x in (self.qkv, self.out))
+        return replace(self, qkv=qkv, out=out, gate_up=gate_up, down=down)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan
 from graftlm.kernels.gpu.mixture.expert_router import Router, route
 from graftlm.kernels.gpu.mixture.grouped_matmul import sum_parts
 from graftlm.kernels.gpu.norm import add_norm
-from graftlm.kernels.linear_dispatch import AllClose
+from graftlm.kernels.linear_dispatch import AllClose, LinearPlan
 from graftlm.kernels.norm import Addition, Norm
 
 _PROBED = 32
@@ -72,8 +72,13 @@ class Mixture:
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Which kernels its products use."""
+        """The kernels of the experts' products."""
         return (self.plan.kinds,)
+
+    @property
+    def plans(self) -> tuple[LinearPlan, ...]:
+        """None: experts are counted where they are replaced."""
+        return ()
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -126,13 +131,11 @@ def fuse_mixtures(
     *,
     strict: bool,
     dry: bool,
-    compact: bool = False,
 ) -> None:
     """Replace experts and whole mixtures in `model`; to be called while everything in it is as it came.
 
     mixtures  gets the mixtures that are known whole, by their module
     dry       take every kernel for right
-    compact   whether weights of experts that have a compact form are held in that too
     """
     for block in list(model.modules()):
         inner = next((child for child in block.children() if has_experts(child)), None)
@@ -144,8 +147,8 @@ def fuse_mixtures(
             continue
         seen = _seen(block, inner, weights.down)
         reason = ""
-        for hold in (True, False) if compact else (False,):
-            plan = plan_experts(weights, strict=strict, compact=hold)
+        for form in filter(None, (weights, weights.fallback)):
+            plan = plan_experts(form, strict=strict)
             try:
                 reason = "" if _agrees(inner, plan, seen, weights.down, agree) else "the kernels' result differs"
             except Exception as error:  # the card lacks memory, or a kernel does not take this shape

@@ -59,7 +59,6 @@ def rehearse(
     config: EngineConfig,
     attention_factory: AttentionFactory,
     *,
-    compact: int = 0,
     server: CompileServer | None = None,
 ) -> Rehearsal | None:
     """Begin to compile what the rest of the start launches. None where Triton does not run.
@@ -67,7 +66,6 @@ def rehearse(
     The model stays as it is. Nothing is to be launched on behalf of it, but for its own forward, before the kernels
     are waited for.
 
-    compact  which of its weights will be held in 12 bits too (compact_weights.py)
     server   what compiles, until the kernels have been waited for; None: threads
     """
     if triton_problem(loaded.device) is not None:
@@ -80,7 +78,7 @@ def rehearse(
 
         model = small_copy(loaded.model)
         try:
-            fuse_gpu(model, strict=config.strict, compact=compact, dry=True)
+            fuse_gpu(model, strict=config.strict, dry=True)
             found = discover(model, loaded.device)
             small = replace(loaded, model=model, lane="paged", layers=found.layers, layer_of=found.layer_of)
             kv = kv_format(small, config)
@@ -164,7 +162,5 @@ def form_of(model: nn.Module) -> Form:
 
 def _strip(model: nn.Module) -> None:
     """Free all weights at once: modules refer to each other in cycles, which are collected only at some later time."""
-    for module in model.modules():
-        vars(module).pop("forward", None)
-        module._parameters.clear()
-        module._buffers.clear()
+    for module in list(model.modules()):
+        vars(module).clear()

@@ -58,8 +58,8 @@ def load_model(
     with CompileServer() if triton_problem(device) is None else nullcontext() as server:
         loaded = _read(model, config, tokenizer, device)
         factory = attention_factory or default_attention(device)
-        compact = _wants_compact(loaded, config)
-        rehearsal = rehearse(loaded, config, factory, compact=compact, server=server)
+        _choose_compact(loaded, config)
+        rehearsal = rehearse(loaded, config, factory, server=server)
         try:
             reference = Reference.of(loaded)
         except Exception as error:
@@ -72,7 +72,7 @@ def load_model(
     learned = None if isinstance(model, nn.Module) else learn(resolve(model), loaded, reference, config)
     if device.type == "cpu":
         give_back()  # the largest weight is in memory twice now
-    loaded.fusions = _fuse(hf_model, device, strict=config.strict, compact=compact, unchanged=ours)
+    loaded.fusions = _fuse(hf_model, device, strict=config.strict, unchanged=ours)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if ours:
         leave_files(hf_model, loaded.fusions)
@@ -133,26 +133,25 @@ def _check_strict(loaded: LoadedModel, attention_factory: AttentionFactory) -> N
         warnings.warn(f"strict=True does not hold for {named}: {reason}; {remedy}", stacklevel=3)
 
 
-def _wants_compact(loaded: LoadedModel, config: EngineConfig) -> int:
+def _choose_compact(loaded: LoadedModel, config: EngineConfig) -> None:
     if triton_problem(loaded.device) is None:
-        from graftlm.core.fusion.compact_weights import wants_compact
+        from graftlm.core.fusion.compact_weights import choose_compact
 
-        return wants_compact(loaded, config)
-    if config.compact_weights:
+        choose_compact(loaded, config)
+    elif config.compact_weights:
         raise ConfigError(
             f"compact_weights is True, but there are none on {loaded.device}; they need a Hopper GPU and Triton: leave "
             "compact_weights out"
         )
-    return 0
 
 
-def _fuse(model: nn.Module, device: torch.device, *, strict: bool, compact: int, unchanged: bool) -> Fusions:
+def _fuse(model: nn.Module, device: torch.device, *, strict: bool, unchanged: bool) -> Fusions:
     if device.type == "cpu":
         return fuse(model, unchanged=unchanged)
     if triton_problem(device) is None:
         from graftlm.core.fusion.gpu_modules import fuse_gpu
 
-        return fuse_gpu(model, strict=strict, compact=compact)
+        return fuse_gpu(model, strict=strict)
     return Fusions()
 
 

@@ -28,7 +28,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.code_tiles import codes_layout, factor, read_codes, store_block
-from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, CompactWeight, compacted, listed_by_tile
+from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, CompactWeight, listed_by_tile
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, load, tiled
 
@@ -207,9 +207,8 @@ class OneOrderWeight:
     listed: torch.Tensor
 
 
-def held(weight: torch.Tensor, *, gates: bool = False) -> OneOrderWeight | None:
-    """The form of a weight that `launch` takes; None if it has none. `gates` as in `compacted`."""
-    codes = compacted(weight, gates=gates)
+def held(codes: CompactWeight | None) -> OneOrderWeight | None:
+    """Return the form of a weight that `launch` takes; None if the codes have too many listed weights in a tile."""
     listed = listed_by_tile(codes) if codes is not None else None
     return OneOrderWeight(codes, listed) if codes is not None and listed is not None else None
 

@@ -12,7 +12,7 @@ import torch
 from graftlm.core.execution.step_plan import StepPlan
 from graftlm.kernels.gpu.linear import batch_invariant_matmul
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import LARGE, MANY_ROWS, SMALL, ProductTile, product
-from graftlm.kernels.linear_dispatch import KINDS
+from graftlm.kernels.linear_kernels import OneOrder
 from tests.gpu.device import GREEDY, NEW, SHAPES, family, on_gpu, relative, replace_forward
 from tests.models import random_prompt, tiny_model
 
@@ -95,7 +95,7 @@ def test_large_steps_of_a_strict_runtime_take_large_tiles_where_those_give_the_s
 ) -> None:
     x, weight = (torch.randn(n, 4096, device="cuda", dtype=torch.bfloat16) for n in (200, 300))
     agree = torch.equal(product(x, weight, None, SMALL), product(x, weight, None, LARGE))
-    monkeypatch.setitem(KINDS, "one_order", lambda *_: None)  # as on a card that is no Hopper
+    monkeypatch.setattr(OneOrder, "make", lambda *_: None)  # as on a card that is no Hopper
     kernel = batch_invariant_matmul._product  # as in a new process, whose dry calls launch nothing:
     monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
     with on_gpu("llama", torch.bfloat16, strict=True) as runtime:

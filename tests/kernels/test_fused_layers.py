@@ -21,8 +21,11 @@ from graftlm.core.model.qualify import batch_dependence
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels import linear_dispatch
+from graftlm.kernels.activation import Activation
 from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.linear_kernels import LinearKernel, Role, Rows, Run
+from graftlm.kernels.weight import Weight
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 KINDS = ["gemma2", "gemma3", "glm4", "granite", "olmo2", "cohere", "starcoder2"]
@@ -58,9 +61,7 @@ def load_fused(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "graftlm.core.model.load._fuse",
-            lambda model, device, *, strict, compact, unchanged: fuse_gpu(
-                model, max_rows=max_rows, strict=strict, compact=compact
-            ),
+            lambda model, device, *, strict, unchanged: fuse_gpu(model, max_rows=max_rows, strict=strict),
         )
         if not qualified:
             patch.setattr("graftlm.core.model.load.qualify", lambda *_, **__: None)
@@ -146,34 +147,45 @@ def gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gates) * ups
 
 
-def use(monkeypatch: pytest.MonkeyPatch, kind: linear_dispatch.Kind, entry: linear_dispatch.Measured) -> list[int]:
-    """Let torch stand for a kernel, which then multiplies the rows of `entry`. -> how many rows it was given"""
-    given: list[int] = []
+class Torch:
+    """Takes the place of a kernel: torch's product for `numbers` of rows. Notes how many rows it is given."""
 
-    def make(weight: torch.Tensor, bias: torch.Tensor | None, role: str, activation: str) -> linear_dispatch.Run:
+    def __init__(self, kernel: LinearKernel, numbers: range, probes: tuple[int, ...], given: list[int]) -> None:
+        self.name, self.roles, self.reads, self.probes = kernel.name, kernel.roles, kernel.reads, probes
+        self._numbers, self._given = numbers, given
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        return (self._numbers,)
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
         def run(x: torch.Tensor) -> torch.Tensor:
-            given.append(len(x))
+            self._given.append(len(x))
+            values = weight.dense()
             if role == "gate_up":
-                return gate(x, weight)
+                return gate(x, values)
             if role == "qkv":  # in two parts
-                halves = zip(x.chunk(2, -1), weight.chunk(2, -1), strict=True)
+                halves = zip(x.chunk(2, -1), values.chunk(2, -1), strict=True)
                 return torch.stack([torch.nn.functional.linear(*half) for half in halves])
-            product = torch.nn.functional.linear(x, weight, bias)
+            product = torch.nn.functional.linear(x, values, bias)
             return product[None] if role == "add" else product
 
         return run
 
-    monkeypatch.setitem(linear_dispatch.KINDS, kind, make)
-    measured = [entry if other.kind == kind else other for other in linear_dispatch.MEASURED]
-    monkeypatch.setattr(linear_dispatch, "MEASURED", measured)
+
+def use(monkeypatch: pytest.MonkeyPatch, name: str, numbers: range, probes: tuple[int, ...]) -> list[int]:
+    """Let torch multiply these numbers of rows in place of a kernel. -> how many rows it was given"""
+    given: list[int] = []
+    table = tuple(Torch(x, numbers, probes, given) if x.name == name else x for x in linear_dispatch.MEASURED)
+    monkeypatch.setattr(linear_dispatch, "MEASURED", table)
     return given
 
 
 def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = linear_dispatch.Measured("tiled_gate", ("gate_up",), (range(9, 100),), (9, 20))
-    rows = use(monkeypatch, "tiled_gate", entry)
+    rows = use(monkeypatch, "tiled_gate", range(9, 100), (9, 20))
     loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=16)
-    assert rows[:4] == [9, 20] * 2  # what the kernel gives is looked at first, in each layer
+    assert rows[:4] == [9, 20] * 2  # the kernel's result is compared first, in each layer
     for num_tokens, gated in (8, 0), (9, 2), (17, 2):
         rows.clear()
         runner_of(loaded, num_tokens).forward(prefill_plan([random_prompt(num_tokens)]))
@@ -182,8 +194,7 @@ def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.M
 
 
 def test_weights_of_few_rows_are_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = linear_dispatch.Measured("prefetch", ("qkv", "add"), (range(1, 65),), (16, 64))
-    rows = use(monkeypatch, "prefetch", entry)
+    rows = use(monkeypatch, "prefetch", range(1, 9), (4, 8))
     loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=8)
     for num_tokens, used in (3, 2), (8, 2), (9, 0):
         rows.clear()

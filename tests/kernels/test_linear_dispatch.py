@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 import pytest
 import torch
 
 from graftlm.kernels import linear_dispatch
 from graftlm.kernels.activation import Activation
-from graftlm.kernels.linear_dispatch import Kind, LinearPlan, Role, Run, plan
+from graftlm.kernels.bits12.weight import Bits12Weight
+from graftlm.kernels.linear_dispatch import LinearPlan, plan
+from graftlm.kernels.linear_kernels import MEASURED, STRICT, Halves, LinearKernel, Role, Rows, Run
 from graftlm.kernels.norm import Norm
+from graftlm.kernels.weight import PlainWeight, Weight
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -21,39 +26,61 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, atol=1e-5)
 
 
-def named(kind: Kind, calls: list[Kind], factor: float = 1.0) -> linear_dispatch.Make:
-    """A kernel that notes that it was called, and gives `factor` times what it should."""
+def weight_of(*shape: int, bits12: bool = False) -> PlainWeight:
+    return (Bits12Weight if bits12 else PlainWeight)(randn(*shape))
 
-    def make(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run:
+
+class Named:
+    """Stands for a kernel: torch's product times `factor`; notes its name when it is called."""
+
+    def __init__(self, kernel: LinearKernel, calls: list[str], factor: float = 1.0) -> None:
+        self.name, self.roles, self.reads, self.probes = kernel.name, kernel.roles, kernel.reads, kernel.probes
+        self._kernel, self._calls, self._factor = kernel, calls, factor
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        return self._kernel.rows(weight, few)
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
         def run(x: torch.Tensor) -> torch.Tensor:
-            calls.append(kind)
-            out = torch.nn.functional.linear(x, weight, bias)
+            self._calls.append(self.name)
+            out = torch.nn.functional.linear(x, weight.dense(), bias)
             if role == "gate_up":
                 gate, up = out.chunk(2, -1)
                 out = torch.nn.functional.silu(gate) * up
-            return factor * (out[None] if role == "add" else out)
+            return self._factor * (out[None] if role == "add" else out)
 
         return run
 
-    return make
-
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
-    """Every kernel takes every weight; -> those that were called."""
-    found: list[Kind] = []
-    for kind in linear_dispatch.KINDS:
-        monkeypatch.setitem(linear_dispatch.KINDS, kind, named(kind, found))
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every kernel takes every weight; -> the names of those that were called."""
+    found: list[str] = []
+    for table, kernels in (("MEASURED", MEASURED), ("STRICT", STRICT)):
+        monkeypatch.setattr(linear_dispatch, table, tuple(Named(kernel, found) for kernel in kernels))
     return found
 
 
-def chosen(linear: LinearPlan, num_rows: int) -> Kind | None:
-    return next((kind for kind, ranges, _ in linear.chosen if any(num_rows in rows for rows in ranges)), None)
+def replaced(monkeypatch: pytest.MonkeyPatch, kernel: LinearKernel) -> None:
+    """Put a kernel into the table in place of that of its name."""
+    table = tuple(kernel if other.name == kernel.name else other for other in linear_dispatch.MEASURED)
+    monkeypatch.setattr(linear_dispatch, "MEASURED", table)
+
+
+def kernel_of(name: str) -> LinearKernel:
+    return next(kernel for kernel in MEASURED if kernel.name == name)
+
+
+def chosen(linear: LinearPlan, num_rows: int) -> str | None:
+    found = (x.kernel.name for x in linear.chosen if any(num_rows in rows for rows in x.rows))
+    return next(found, None)
 
 
 @pytest.mark.usefixtures("calls")
 @pytest.mark.parametrize(
-    ("role", "compact", "expected"),
+    ("role", "bits12", "expected"),
     [
         ("qkv", True, {1: "bits12", 32: "bits12", 33: "prefetch", 64: "prefetch", 65: None, 5000: None}),
         ("qkv", False, {1: "prefetch", 64: "prefetch", 65: None}),
@@ -64,8 +91,8 @@ def chosen(linear: LinearPlan, num_rows: int) -> Kind | None:
         ("head", False, {1: "gemv", 2: "skinny", 64: "skinny", 65: None}),
     ],
 )
-def test_on_hopper_each_number_of_rows_has_its_kernel(role: Role, compact: bool, expected: dict[int, Kind]) -> None:
-    linear = plan(randn(16, 8), role, agree=close, max_rows=64, compact=compact)
+def test_on_hopper_each_number_of_rows_has_its_kernel(role: Role, bits12: bool, expected: dict[int, str]) -> None:
+    linear = plan(weight_of(16, 8, bits12=bits12), role, agree=close, max_rows=64)
     assert {rows: chosen(linear, rows) for rows in expected} == expected
 
 
@@ -73,25 +100,25 @@ def test_on_hopper_each_number_of_rows_has_its_kernel(role: Role, compact: bool,
 @pytest.mark.parametrize(
     ("role", "kind"), [("qkv", "skinny"), ("add", "skinny"), ("gate_up", "gemv"), ("head", "gemv")]
 )
-def test_without_dependent_launches_kernels_are_for_one_row(role: Role, kind: Kind) -> None:
-    linear = plan(randn(16, 8), role, agree=close, max_rows=1, compact=True)
+def test_without_dependent_launches_kernels_are_for_one_row(role: Role, kind: str) -> None:
+    linear = plan(weight_of(16, 8, bits12=True), role, agree=close, max_rows=1)
     assert [chosen(linear, rows) for rows in (1, 2, 64, 600)] == [kind, None, None, None]
 
 
 @pytest.mark.usefixtures("calls")
 def test_a_bias_keeps_gates_with_torch() -> None:
-    assert not plan(randn(16, 8), "gate_up", randn(16), agree=close, max_rows=64).chosen
-    assert plan(randn(16, 8), "qkv", randn(16), agree=close, max_rows=64).kinds == ("prefetch", "skinny")
+    assert not plan(weight_of(16, 8), "gate_up", randn(16), agree=close, max_rows=64).chosen
+    assert plan(weight_of(16, 8), "qkv", randn(16), agree=close, max_rows=64).kinds == ("prefetch", "skinny")
 
 
 @pytest.mark.usefixtures("calls")
 def test_float32_has_no_kernels() -> None:
-    assert not plan(randn(16, 8), "qkv", agree=close).chosen
+    assert not plan(weight_of(16, 8), "qkv", agree=close).chosen
 
 
 @pytest.mark.parametrize("role", ["qkv", "gate_up", "add", "head"])
-def test_in_strict_mode_one_kernel_has_all_rows_or_none(role: Role, calls: list[Kind]) -> None:
-    linear = plan(randn(16, 8), role, agree=close, linear=torch.nn.functional.linear)
+def test_in_strict_mode_one_kernel_has_all_rows_or_none(role: Role, calls: list[str]) -> None:
+    linear = plan(weight_of(16, 8), role, agree=close, linear=torch.nn.functional.linear)
     assert [chosen(linear, rows) for rows in (1, 64, 65, 256, 5000)] == ["one_order"] * 5
     assert set(calls) == {"one_order"}
 
@@ -103,28 +130,29 @@ def test_in_strict_mode_a_product_that_no_kernel_takes_goes_through_the_fixed_on
         calls.append(len(x))
         return torch.nn.functional.linear(x, weight, bias)
 
-    x, weight = randn(3, 8), randn(16, 8)
+    x, weight = randn(3, 8), weight_of(16, 8)
     linear = plan(weight, "qkv", agree=close, linear=fixed)  # float32
-    assert not linear.chosen and close(linear.matmul(x), x @ weight.T)
+    assert not linear.chosen and close(linear.matmul(x), x @ weight.values.T)
     assert not plan(weight, "gate_up", randn(16), agree=close, linear=fixed).chosen
     assert calls == [3]
 
 
-def test_a_kernel_that_differs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, calls: list[Kind]) -> None:
-    def fails(*_: object) -> Run:
-        raise RuntimeError("no such layout")
+def test_a_kernel_that_differs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    class Fails(Named):
+        def make(self, *_: object, **__: object) -> Run:
+            raise RuntimeError("no such layout")
 
-    weight = randn(16, 8)
-    monkeypatch.setitem(linear_dispatch.KINDS, "prefetch", named("prefetch", calls, 1.001))
+    weight = weight_of(16, 8)
+    replaced(monkeypatch, Named(kernel_of("prefetch"), calls, 1.001))
     assert plan(weight, "qkv", agree=close, max_rows=64).kinds == ("skinny",)
-    monkeypatch.setitem(linear_dispatch.KINDS, "prefetch", fails)
+    replaced(monkeypatch, Fails(kernel_of("prefetch"), calls))
     assert plan(weight, "qkv", agree=close, max_rows=64).kinds == ("skinny",)
 
 
 @pytest.mark.parametrize("num_rows", [3, 70])
-def test_a_plan_computes_what_the_layer_does(calls: list[Kind], num_rows: int) -> None:
-    x, weight, residual = randn(num_rows, 8), randn(16, 8), randn(num_rows, 16)
-    expected, norm = x @ weight.T, Norm(torch.ones(16, device=DEVICE), 1e-5)
+def test_a_plan_computes_what_the_layer_does(calls: list[str], num_rows: int) -> None:
+    x, weight, residual = randn(num_rows, 8), weight_of(16, 8), randn(num_rows, 16)
+    expected, norm = x @ weight.values.T, Norm(torch.ones(16, device=DEVICE), 1e-5)
     assert close(plan(weight, "qkv", agree=close, max_rows=64).matmul(x), expected)
     gate, up = expected.chunk(2, -1)
     silu = torch.nn.functional.silu(gate) * up
@@ -142,9 +170,15 @@ def test_a_plan_computes_what_the_layer_does(calls: list[Kind], num_rows: int) -
 def test_parts_are_summed_for_who_wants_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = randn(3, 8), randn(16, 8), randn(16)
     parts = torch.stack([x[:, :4] @ weight[:, :4].T, x[:, 4:] @ weight[:, 4:].T])
-    monkeypatch.setitem(linear_dispatch.KINDS, "prefetch", lambda *_: lambda rows: parts[:, : len(rows)])
-    monkeypatch.setattr(linear_dispatch, "MEASURED", [linear_dispatch.Measured("prefetch", ("qkv",), (range(1, 65),))])
-    linear = plan(weight, "qkv", bias, agree=close, max_rows=64)
+
+    class InParts(Named):
+        def make(self, *_: object, **__: object) -> Run:
+            return lambda rows: parts[:, : len(rows)]
+
+    kernel = InParts(kernel_of("prefetch"), [])
+    kernel.probes = ()
+    monkeypatch.setattr(linear_dispatch, "MEASURED", (kernel,))
+    linear = plan(PlainWeight(weight), "qkv", bias, agree=close, max_rows=64)
     assert torch.equal(linear.product(x), parts)
     assert close(linear.matmul(x), x @ weight.T + bias)
 
@@ -152,12 +186,40 @@ def test_parts_are_summed_for_who_wants_the_whole(monkeypatch: pytest.MonkeyPatc
 def test_halves_of_the_inputs_add_up_to_the_product() -> None:
     x, weight, bfloat16 = randn(70, 96), randn(40, 96), torch.bfloat16
     for dtype, tolerance in ((torch.float32, 1e-5), (bfloat16, 1e-2)):
-        linear = plan(weight.to(dtype), "add", agree=lambda a, b: a.shape == b.shape, max_rows=64)
-        halves = linear._run(70) if dtype is bfloat16 else linear_dispatch._halves(weight, None, "add", "silu")
+        linear = plan(PlainWeight(weight.to(dtype)), "add", agree=lambda a, b: a.shape == b.shape, max_rows=64)
+        halves = linear._run(70) if dtype is bfloat16 else Halves().make(PlainWeight(weight), "add")
         assert halves is not None
         parts = halves(x.to(dtype))
         assert parts.shape == (2, 70, 40) and parts[0].is_contiguous()
         exact = x.to(dtype).double() @ weight.to(dtype).double().T
         assert float((parts.double().sum(0) - exact).norm() / exact.norm()) < tolerance
-    assert linear_dispatch._halves(randn(40, 38), None, "add", "silu") is None  # fewer inputs than outputs
-    assert linear_dispatch._halves(randn(40, 81), None, "add", "silu") is None
+    assert Halves().make(weight_of(40, 38), "add") is None  # fewer inputs than outputs
+    assert Halves().make(weight_of(40, 81), "add") is None
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_plan_says_which_format_its_kernels_read() -> None:
+    plain, held = (plan(weight_of(16, 8, bits12=bits12), "qkv", agree=close, max_rows=64) for bits12 in (False, True))
+    assert held.reads(Bits12Weight) and not plain.reads(Bits12Weight)
+
+
+class Tripled:
+    """A format that no kernel reads: it keeps a third of each number."""
+
+    def __init__(self, thirds: torch.Tensor) -> None:
+        self.thirds, self.shape, self.dtype, self.device = thirds, tuple(thirds.shape), thirds.dtype, thirds.device
+
+    def dense(self, rows: slice = slice(None)) -> torch.Tensor:
+        return 3 * self.thirds[rows]
+
+
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_a_format_without_kernels_is_multiplied_by_torch(calls: list[str], num_rows: int) -> None:
+    thirds, x = randn(16, 8), randn(num_rows, 8)
+    weight: Any = Tripled(thirds)
+    for role in get_args(Role):
+        assert not plan(weight, role, agree=close, max_rows=64).chosen
+    assert close(plan(weight, "qkv", agree=close, max_rows=64).matmul(x), x @ (3 * thirds).T)
+    residual = torch.zeros(num_rows, 16, device=DEVICE)
+    plan(weight, "add", agree=close, max_rows=64).add_norm(x, residual, None)
+    assert close(residual, x @ (3 * thirds).T) and not calls

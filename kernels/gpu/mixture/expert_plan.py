@@ -12,6 +12,7 @@ from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up
 from graftlm.kernels.gpu.pdl import MAX_ROWS
 from graftlm.kernels.gpu.support import card_of
+from graftlm.kernels.weight import PlainWeight
 
 MAX_FLOAT_ROWS = 512
 """Up to this many tokens, the outputs of a token's experts are summed in float32; with more, in the dtype of x."""
@@ -22,6 +23,7 @@ class ExpertWeights(NamedTuple):
 
     gate_up  [num_experts, 2 n, k] (n without a gate), gate_up_bias [num_experts, 2 n] or None
     down     [num_experts, k, n], down_bias [num_experts, k] or None
+    held_as  the form of the weights: plain, or one that kernels of few tokens hold beside the tensors
     """
 
     gate_up: torch.Tensor
@@ -29,6 +31,12 @@ class ExpertWeights(NamedTuple):
     down: torch.Tensor
     down_bias: torch.Tensor | None
     gate: Gate
+    held_as: type[PlainWeight] = PlainWeight
+
+    @property
+    def fallback(self) -> ExpertWeights | None:
+        """The weights as plain tensors; None if they are."""
+        return self._replace(held_as=PlainWeight) if self.held_as is not PlainWeight else None
 
 
 class ExpertTiles(NamedTuple):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from graftlm.kernels.activation import Activation, gate_by_torch
+from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.bits12.weight_codec import CompactWeight, compacted
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together
-from graftlm.kernels.linear_dispatch import can_compact
 from tests.kernels.gluon import check_chain, compile_for_hopper, error, random
 
 TOLERANCE = 5e-3
@@ -35,7 +35,7 @@ def listed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def coded(weight: torch.Tensor, *, gates: bool = False) -> CompactWeight:
-    assert can_compact(weight)
+    assert Bits12Weight.suits(weight)
     found = compacted(weight, gates=gates)
     assert found is not None
     return found
@@ -114,10 +114,10 @@ def test_a_dry_run_finds_the_kernel() -> None:
 @pytest.mark.gpu
 def test_weights_that_it_cannot_take_are_told_apart() -> None:
     taken = random(128, 512)
-    assert can_compact(taken)
-    assert not can_compact(taken.half())
-    assert not can_compact(taken[:, :256])  # not dense
-    assert not can_compact(random(128, 192))  # too few inputs
+    assert Bits12Weight.suits(taken)
+    assert not Bits12Weight.suits(taken.half())
+    assert not Bits12Weight.suits(taken[:, :256])  # not dense
+    assert not Bits12Weight.suits(random(128, 192))  # too few inputs
 
 
 def test_a_form_that_gains_nothing_is_none() -> None:
@@ -130,7 +130,7 @@ def test_a_form_that_gains_nothing_is_none() -> None:
 
 
 def test_a_weight_on_the_cpu_is_not_taken() -> None:
-    assert not can_compact(torch.empty(128, 512, dtype=torch.bfloat16))
+    assert not Bits12Weight.suits(torch.empty(128, 512, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize(("rows", "out", "gate"), [(16, "fp32", False), (32, "bf16", True)])

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from graftlm.kernels.activation import Activation
-from graftlm.kernels.bits12.weight_codec import INPUTS, LARGEST_TILE_LIST, OUTPUTS, encode, listed_by_tile
+from graftlm.kernels.bits12.weight import Bits12Weight
+from graftlm.kernels.bits12.weight_codec import INPUTS, LARGEST_TILE_LIST, OUTPUTS, compacted, encode, listed_by_tile
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together
-from graftlm.kernels.linear_dispatch import KINDS, Role, plan
+from graftlm.kernels.linear_dispatch import plan
+from graftlm.kernels.linear_kernels import Bits12OneOrder, OneOrder, Role
 from tests.kernels.bits12.test_matmul import listed
 from tests.kernels.gluon import check_chain, compile_for_hopper, random
 
@@ -28,7 +30,8 @@ def kernel() -> ModuleType:
 def both(
     weight: torch.Tensor, role: Role, bias: torch.Tensor | None, activation: Activation, x: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    found = [KINDS[kind](weight, bias, role, activation) for kind in ("one_order", "bits12_one_order")]
+    held = Bits12Weight(weight)
+    found = [kernel.make(held, role, bias, activation) for kernel in (OneOrder(), Bits12OneOrder())]
     assert found[0] is not None and found[1] is not None
     return found[0](x), found[1](x)
 
@@ -68,7 +71,7 @@ def test_inputs_of_very_different_sizes_give_the_same_bits() -> None:
 
 @pytest.mark.gpu
 def test_nothing_is_written_beside_the_result() -> None:
-    x, weight = random(20, 512), kernel().held(random(1000, 512))
+    x, weight = random(20, 512), kernel().held(compacted(random(1000, 512)))
     room = torch.full((21, 1000), 7.0, dtype=torch.bfloat16, device="cuda")
     kernel().launch(x, weight, room[None, :20])
     assert bool((room[:20] != 7).any()) and bool((room[20:] == 7).all())
@@ -80,7 +83,7 @@ def test_weights_read_early_see_all_that_the_kernels_before_wrote(num_rows: int)
     weights = [listed(random(2048, 2048) / 2048**0.5) for _ in range(6)]
     plans = []
     for weight in weights:
-        inner, outer = (KINDS["bits12_one_order"](weight, None, role, "silu") for role in ("qkv", "add"))
+        inner, outer = (Bits12OneOrder().make(Bits12Weight(weight), role) for role in ("qkv", "add"))
         assert inner is not None and outer is not None
         plans.append(lambda x, inner=inner, outer=outer: outer(inner(x)))
     check_chain(num_rows, weights, plans)
@@ -89,8 +92,8 @@ def test_weights_read_early_see_all_that_the_kernels_before_wrote(num_rows: int)
 @pytest.mark.gpu
 def test_strict_plans_take_it_for_few_rows() -> None:
     linear = plan(
-        random(512, 1024), "qkv", agree=lambda a, b: torch.allclose(a, b, atol=0.1),
-        compact=True, linear=torch.nn.functional.linear,
+        Bits12Weight(random(512, 1024)), "qkv", agree=lambda a, b: torch.allclose(a, b, atol=0.1),
+        linear=torch.nn.functional.linear,
     )  # fmt: skip
     assert linear.kinds == ("bits12_one_order", "one_order")
     x = random(64, 1024)
@@ -100,7 +103,7 @@ def test_strict_plans_take_it_for_few_rows() -> None:
 @pytest.mark.gpu
 def test_a_dry_run_finds_the_kernel() -> None:
     kernel()._one_order.device_caches.clear()  # what other tests of this process have compiled
-    x, weight = random(3, 640), kernel().held(random(520, 640))
+    x, weight = random(3, 640), kernel().held(compacted(random(520, 640)))
     out = torch.empty(1, 3, 520, dtype=torch.bfloat16, device="cuda")
     assert compile_together(lambda: kernel().launch(x, weight, out), x.device) == 1
 

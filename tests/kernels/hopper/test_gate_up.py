@@ -10,7 +10,8 @@ import torch
 from graftlm.kernels.activation import Activation, gate_by_torch
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together
-from graftlm.kernels.linear_dispatch import KINDS
+from graftlm.kernels.linear_kernels import TiledGate
+from graftlm.kernels.weight import PlainWeight
 from tests.kernels.gluon import compile_for_hopper
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
@@ -21,13 +22,13 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    run = KINDS["tiled_gate"](weight, None, "gate_up", activation)
+    run = TiledGate().make(PlainWeight(weight), "gate_up", None, activation)
     assert run is not None
     return run(x)
 
 
 def can_gate(weight: torch.Tensor) -> bool:
-    return KINDS["tiled_gate"](weight, None, "gate_up", "silu") is not None
+    return TiledGate().make(PlainWeight(weight), "gate_up") is not None
 
 
 def error(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> float:

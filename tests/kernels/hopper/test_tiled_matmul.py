@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from graftlm.kernels.hopper.support import gluon_kernel
-from graftlm.kernels.linear_dispatch import KINDS, ORDER_PROBES, Role
+from graftlm.kernels.linear_kernels import OneOrder, Role
+from graftlm.kernels.weight import PlainWeight
 from tests.kernels.gluon import compile_for_hopper, error, random
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
@@ -47,7 +48,7 @@ def test_every_row_and_output_is_its_sum_by_every_tile(n: int, k: int, num_rows:
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 14336), (1008, 576)])
 def test_a_row_has_the_same_bits_among_any_number_of_rows(n: int, k: int, role: Role) -> None:
     x, weight = random(1100, k), random(n, k) / k**0.5
-    run = KINDS["one_order"](weight, None, role, "silu")
+    run = OneOrder().make(PlainWeight(weight), role)
     assert run is not None
 
     def product(first: int, last: int) -> torch.Tensor:
@@ -60,7 +61,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(n: int, k: int, role: 
         return total
 
     whole = product(0, 1100)
-    for num_rows in (1, *ORDER_PROBES, 700):
+    for num_rows in (1, *OneOrder.probes, 700):
         for first in (0, 1100 - num_rows):
             assert torch.equal(product(first, first + num_rows), whole[first : first + num_rows]), num_rows
 

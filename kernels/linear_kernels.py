@@ -1,0 +1,295 @@
+"""The kernels of linear layers on GPUs: which weights, roles and numbers of rows each of them multiplies.
+
+`MEASURED` is the table of the fastest ones, `STRICT` those of strict mode. A weight format brings a class here for each
+of its kernels, and one entry in a table. linear_dispatch.py looks the tables up, once a layer when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import ClassVar, Literal, Protocol
+
+import torch
+
+from graftlm.kernels.activation import Activation
+from graftlm.kernels.bits12.weight import Bits12Weight
+from graftlm.kernels.gpu.elementwise import gate_mul
+from graftlm.kernels.gpu.linear.gemv import gemv
+from graftlm.kernels.gpu.linear.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
+from graftlm.kernels.gpu.support import SLOW_MEMORY, card_of, memory_rate
+from graftlm.kernels.hopper.support import gluon_kernel, takes
+from graftlm.kernels.weight import PlainWeight, Weight
+
+Role = Literal["qkv", "gate_up", "add", "head"]
+"""The use of a linear layer's output: as it is (qkv, head), gated, or added to the residual stream."""
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""A prepared kernel, of rows x [num_rows, k]. For head -> [num_rows, n], for gate_up activation(gate) * up
+[num_rows, n / 2], for add float32 [num_parts, num_rows, n], which the norm that follows sums up; for qkv either."""
+
+Rows = tuple[range, ...]
+"""Numbers of rows."""
+
+FEW_ROWS = 64
+"""The largest number of rows of kernels for few rows."""
+
+_LARGE = 1 << 25
+"""Elements of a weight from which on 12 bits take less time than 16 for up to 64 rows on a card with an H100's memory:
+gate and up of Llama 8B 74 us instead of 87, the logits 310 instead of 366."""
+
+
+class LinearKernel(Protocol):
+    """One kernel of linear layers."""
+
+    @property
+    def name(self) -> str:
+        """Its name in LinearPlan.kinds."""
+        ...
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles it is the fastest in."""
+        ...
+
+    @property
+    def reads(self) -> type[Weight]:
+        """The weight format whose memory it reads."""
+        ...
+
+    @property
+    def probes(self) -> tuple[int, ...]:
+        """Numbers of rows that it multiplies in different ways: its result is compared with torch's for each."""
+        ...
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        """Return the numbers of rows for which the kernel is the fastest; () if it does not read the format.
+
+        few  the largest number of rows for kernels of few rows: 1 where dependent launches do not overlap
+        """
+        ...
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        """Prepare the kernel for a weight [n, k]; None if it cannot take it. Role "add" leaves the bias to the caller.
+
+        activation  of the gates, for role "gate_up"
+        """
+        ...
+
+
+class _PlainKernel:
+    """A kernel that reads a weight as a tensor."""
+
+    name: ClassVar[str]
+    roles: ClassVar[tuple[Role, ...]] = ("qkv", "gate_up", "add", "head")
+    reads: ClassVar[type[Weight]] = PlainWeight
+    probes: ClassVar[tuple[int, ...]] = ()
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        return self.plain_rows(few) if isinstance(weight, PlainWeight) else ()
+
+    def plain_rows(self, few: int) -> Rows:
+        raise NotImplementedError
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        return self.of(weight.values, role, bias, activation) if isinstance(weight, PlainWeight) else None
+
+    def of(self, weight: torch.Tensor, role: Role, bias: torch.Tensor | None, activation: Activation) -> Run | None:
+        """Prepare the kernel for a tensor [n, k]."""
+        raise NotImplementedError
+
+
+class Skinny(_PlainKernel):
+    name = "skinny"
+
+    def plain_rows(self, few: int) -> Rows:
+        return (range(1, few + 1),)
+
+    def of(self, weight: torch.Tensor, role: Role, bias: torch.Tensor | None, activation: Activation) -> Run:
+        if role == "gate_up":
+            return lambda x: skinny_gate_up(x, weight, activation)
+        return (lambda x: skinny_parts(x, weight)) if role == "add" else lambda x: skinny_matmul(x, weight, bias)
+
+
+class Gemv(_PlainKernel):
+    name = "gemv"
+    roles = ("gate_up", "head")
+
+    def plain_rows(self, few: int) -> Rows:
+        return (range(1, 2),)
+
+    def of(self, weight: torch.Tensor, role: Role, bias: torch.Tensor | None, activation: Activation) -> Run:
+        return lambda x: gemv(x, weight, bias, activation=activation if role == "gate_up" else None)
+
+
+class Prefetch(_PlainKernel):
+    name = "prefetch"
+    roles = ("qkv", "add")
+    probes = (16, 32, FEW_ROWS)
+
+    def plain_rows(self, few: int) -> Rows:
+        return (range(1, few + 1),) if few > 1 else ()
+
+    def of(self, weight: torch.Tensor, role: Role, bias: torch.Tensor | None, activation: Activation) -> Run | None:
+        kernel = gluon_kernel("hopper.prefetch_matmul") if takes(weight) else None
+        if kernel is None:
+            return None
+        if role == "add" or (role == "qkv" and _has_few_outputs(weight)):
+            return lambda x: kernel.prefetch_parts(x, weight)
+        return lambda x: kernel.prefetch_matmul(x, weight, bias)
+
+
+class TiledGate(_PlainKernel):
+    name = "tiled_gate"
+    roles = ("gate_up",)
+    probes = (64, 96, 128, 160, 192, 256)
+
+    def plain_rows(self, few: int) -> Rows:
+        return (range(33, 257),) if few > 1 else ()
+
+    def of(self, weight: torch.Tensor, role: Role, bias: torch.Tensor | None, activation: Activation) -> Run | None:
+        kernel = gluon_kernel("hopper.gate_up_decode")
+        if kernel is None or not takes(weight) or weight.shape[0] % 16:
+            return None
+        return lambda x: kernel.gate_up(x, weight, activation)
+
+
+class Halves(_PlainKernel):
+    """The library's product with K split in two: one product of 65 to 256 rows has fewer tiles than multiprocessors.
+
+    The library's own split K ends with a kernel for the sum, which the norm that follows computes anyway.
+    """
+
+    name = "halves"
+    roles = ("add",)
+    probes = (96, 256)
+
+    def plain_rows(self, few: int) -> Rows:
+        return (range(FEW_ROWS + 1, 257),) if few > 1 else ()
+
+    def of(self, weight: torch.Tensor, role: Role, bias: torch.Tensor | None, activation: Activation) -> Run | None:
+        n, k = weight.shape
+        if k < n or k % 2:
+            return None
+        halves = weight.view(n, 2, k // 2).permute(1, 2, 0)
+        return lambda x: torch.bmm(x.view(len(x), 2, k // 2).transpose(0, 1), halves)
+
+
+class Bits12(_PlainKernel):
+    name = "bits12"
+    reads = Bits12Weight
+    probes = (1, 17, 33, FEW_ROWS)
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        if not isinstance(weight, Bits12Weight) or few <= 1:
+            return ()
+        return (range(1, min(self.max_rows(weight.values), few) + 1),)
+
+    @staticmethod
+    def max_rows(weight: torch.Tensor) -> int:
+        """Return the largest number of rows for which 12 bits are faster than 16."""
+        if weight.device.type != "cuda":
+            return 32
+        return FEW_ROWS if 0 < memory_rate(weight.device) < SLOW_MEMORY and weight.numel() >= _LARGE else 32
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        kernel = gluon_kernel("bits12.matmul")
+        codes = weight.codes(gates=role == "gate_up") if isinstance(weight, Bits12Weight) else None
+        if codes is None or kernel is None:
+            return None
+        if role == "gate_up":
+            return lambda x: kernel.compact_gate_up(x, codes, activation)
+        if role == "add" or (role == "qkv" and _has_few_outputs(weight.dense())):
+            return lambda x: kernel.compact_parts(x, codes)
+        return lambda x: kernel.compact_matmul(x, codes, bias)
+
+
+class OneOrder(_PlainKernel):
+    """Every output summed in one order for every number of rows: its kernels for few rows and for many agree in it."""
+
+    name = "one_order"
+    probes = (16, 32, FEW_ROWS, 96, 128, 160, 192, 256, 300, 640)
+
+    def plain_rows(self, few: int) -> Rows:
+        return (range(1, sys.maxsize),)
+
+    def of(self, weight: torch.Tensor, role: Role, bias: torch.Tensor | None, activation: Activation) -> Run | None:
+        few, many, gates = (
+            gluon_kernel(name) for name in ("hopper.prefetch_matmul", "hopper.tiled_matmul", "hopper.gate_up_decode")
+        )
+        n, k = weight.shape
+        if few is None or many is None or gates is None or not takes(weight) or (role == "gate_up" and n % 16):
+            return None
+        parts = few.num_parts(n, k, weight.device) if role == "add" else 1
+
+        def matmul(x: torch.Tensor) -> torch.Tensor:
+            num_rows = len(x)
+            summed = role != "add" or num_rows > gates.MAX_ROWS
+            kind = torch.float32 if role == "add" else x.dtype
+            out = torch.empty(1 if summed else parts, num_rows, n, dtype=kind, device=x.device)
+            if num_rows <= FEW_ROWS:
+                few.launch(x, weight, out, bias if role != "add" else None)
+            else:
+                many.launch(x, weight, out, bias if role != "add" else None, num_parts=parts)
+            return out if role == "add" else out[0]
+
+        def gated(x: torch.Tensor) -> torch.Tensor:
+            if len(x) <= gates.MAX_ROWS:
+                found: torch.Tensor = gates.gate_up(x, weight, activation)
+                return found
+            return gate_mul(matmul(x), activation)
+
+        return gated if role == "gate_up" else matmul
+
+
+class Bits12OneOrder(_PlainKernel):
+    """The sums of `OneOrder` for up to 32 rows, to the bit, from a weight in 12 bits."""
+
+    name = "bits12_one_order"
+    reads = Bits12Weight
+    probes = (1, 16, 17, 32)
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        return (range(1, max(self.probes) + 1),) if isinstance(weight, Bits12Weight) else ()
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        few, kernel = gluon_kernel("hopper.prefetch_matmul"), gluon_kernel("bits12.one_order")
+        if kernel is None or few is None or not isinstance(weight, Bits12Weight):
+            return None
+        held = kernel.held(weight.codes(gates=role == "gate_up"))
+        if held is None:
+            return None
+        n, k = weight.shape
+        parts = few.num_parts(n, k, weight.device) if role == "add" else 1
+        outputs, kind = (n // 2 if role == "gate_up" else n), (torch.float32 if role == "add" else weight.dtype)
+
+        def matmul(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(parts, len(x), outputs, dtype=kind, device=x.device)
+            if role == "gate_up":
+                kernel.launch(x, held, out, activation=activation)
+            else:
+                kernel.launch(x, held, out, bias if role != "add" else None)
+            return out if role == "add" else out[0]
+
+        return matmul
+
+
+def _has_few_outputs(weight: torch.Tensor) -> bool:
+    """Return True if programs of 64 outputs and all inputs would leave half of the multiprocessors without work."""
+    return 2 * -(-weight.shape[0] // 64) <= card_of(weight.device).num_sms
+
+
+MEASURED: tuple[LinearKernel, ...] = (Bits12(), TiledGate(), Gemv(), Halves(), Prefetch(), Skinny())
+"""The first kernel that has the number of rows and takes the weight is used; torch's library multiplies all other rows.
+Measured on an H200 with bfloat16 weights of Llama 8B; bench/gpu-notes.md has the figures."""
+
+STRICT: tuple[LinearKernel, ...] = (OneOrder(), Bits12OneOrder())
+"""Kernels of strict mode: the first has all rows, each other one must give its bits, and then comes before it."""
