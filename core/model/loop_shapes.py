@@ -12,6 +12,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import GraftError
 from graftlm.kernels.cpu.compiled import loop_cache
 from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 
 def start_compiling(model: Any, config: EngineConfig) -> None:
@@ -36,9 +37,10 @@ def shapes_of(hf_config: dict[str, Any], config: EngineConfig) -> LoopShapes:
     dtype = config.dtype
     if dtype == "auto":
         dtype = str(hf_config.get("dtype") or hf_config.get("torch_dtype") or text.get("dtype"))
-    bfloat16 = dtype == "bfloat16" and not config.strict  # strict mode computes in float32 on a CPU
+    half = dtype == "bfloat16" and not config.strict  # strict mode computes in float32 on a CPU
+    element = ElementFormat.BFLOAT16 if half else ElementFormat.FLOAT32
     capped, int8 = bool(text.get("attn_logit_softcapping")), config.cache.dtype == "int8"
-    return LoopShapes(num_heads // num_kv_heads, head_dim, bfloat16, capped, int8)
+    return LoopShapes(num_heads // num_kv_heads, head_dim, element, capped, int8)
 
 
 def _runs_on_cpu(device: str) -> bool:

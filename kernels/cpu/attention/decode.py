@@ -13,6 +13,7 @@ import torch
 
 from graftlm.kernels.cpu.calls import DecodeCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address, row_address
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 if TYPE_CHECKING:
     from graftlm.kernels.cpu.attention.metadata import DecodeQueries
@@ -31,7 +32,7 @@ class CompiledDecode:
         self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype, *, capped: bool, int8: bool = False
     ) -> None:
         name = "decode_attention_int8" if int8 else "decode_attention"
-        self._loop = Loop(DecodeCall(), loop_address(name, group, k_dim, v_dim, dtype.itemsize == 2, capped))
+        self._loop = Loop(DecodeCall(), loop_address(name, group, k_dim, v_dim, ElementFormat.of(dtype), capped))
 
     def run(
         self,

@@ -8,6 +8,7 @@ import torch
 
 from graftlm.kernels.cpu.calls import PrefillCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address, row_address
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 if TYPE_CHECKING:
     from graftlm.kernels.cpu.attention.metadata import QueryBlocks
@@ -17,7 +18,9 @@ class CompiledPrefill:
     """The loop for one shape of heads and one dtype, compiled when this is made."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype) -> None:
-        self._loop = Loop(PrefillCall(), loop_address("prefill_attention", group, k_dim, v_dim, dtype.itemsize == 2))
+        self._loop = Loop(
+            PrefillCall(), loop_address("prefill_attention", group, k_dim, v_dim, ElementFormat.of(dtype))
+        )
 
     def run(
         self,

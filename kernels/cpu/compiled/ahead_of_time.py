@@ -22,6 +22,7 @@ from pathlib import Path
 from graftlm.kernels.cpu.compiled import loop_cache, object_code
 from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
 from graftlm.kernels.cpu.compiled.object_code import TARGETS, MachineCode, Target, Wanted
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 SHAPES = (
     *((group, 64) for group in (1, 2, 3, 4, 7, 8)),
@@ -37,12 +38,12 @@ EMBEDDED = ((1, 64),)
 
 
 def wanted_loops(shapes: Sequence[tuple[int, int]]) -> list[Wanted]:
-    """Every loop of models with these attention shapes, in float32 and bfloat16, once."""
+    """Every loop of models with these attention shapes, in each format, once."""
     every = (
         wanted
-        for bfloat16 in (False, True)
+        for element in ElementFormat
         for group, dim in shapes
-        for wanted in loop_cache.loops_of(LoopShapes(group, dim, bfloat16, capped=False))
+        for wanted in loop_cache.loops_of(LoopShapes(group, dim, element, capped=False))
     )
     return list(dict.fromkeys(every))
 

@@ -30,6 +30,7 @@ from graftlm.kernels import disk_cache
 from graftlm.kernels.cpu.calls import COLUMNS
 from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.compiled.object_code import MachineCode, Wanted
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 T = TypeVar("T")
 log = logging.getLogger("graftlm.engine")
@@ -46,16 +47,17 @@ _MOST_PROCESSES = 4
 
 
 class LoopShapes(NamedTuple):
-    """What the loops of a model are compiled for.
+    """The parameters that the loops of a model are compiled for.
 
-    group   query heads of a KV head
-    capped  whether its attention has a softcap
-    int8    whether it keeps keys and values in int8
+    group    query heads of a KV head
+    element  format of weights, keys and values
+    capped   whether its attention has a softcap
+    int8     whether it keeps keys and values in int8
     """
 
     group: int
     head_dim: int
-    bfloat16: bool
+    element: ElementFormat
     capped: bool
     int8: bool = False
 
@@ -174,14 +176,14 @@ _COSTS = {
 
 def loops_of(shapes: LoopShapes) -> list[Wanted]:
     """The loops of a model."""
-    group, dim, half, capped, int8 = shapes
-    wanted: list[Wanted] = [("decode_attention", (group, dim, dim, half, capped))]
+    group, dim, element, capped, int8 = shapes
+    wanted: list[Wanted] = [("decode_attention", (group, dim, dim, element, capped))]
     if int8:
-        wanted.append(("decode_attention_int8", (group, dim, dim, half, capped)))
+        wanted.append(("decode_attention_int8", (group, dim, dim, element, capped)))
     if not capped and group <= COLUMNS:
-        wanted.append(("prefill_attention", (group, dim, dim, half)))
-    wanted += [("matmul", (half, False)), ("matmul", (half, True))]
-    return wanted + [(name, (half,)) for name in ("norm", "rotation", "silu_mul", "decoder_layers")]
+        wanted.append(("prefill_attention", (group, dim, dim, element)))
+    wanted += [("matmul", (element, False)), ("matmul", (element, True))]
+    return wanted + [(name, (element,)) for name in ("norm", "rotation", "silu_mul", "decoder_layers")]
 
 
 def _dealt(wanted: list[Wanted], num_parts: int) -> list[list[Wanted]]:

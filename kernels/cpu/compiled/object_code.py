@@ -24,6 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from graftlm.kernels.cpu.element_format import ElementFormat
+
 FOLDER = Path(__file__).parents[1] / "objects"
 """The archives; a clone has none before they are made."""
 
@@ -77,7 +79,7 @@ def _multiplies_bfloat16(wanted: Wanted) -> bool:
     """Whether a loop multiplies bfloat16 where a processor can."""
     name, arguments = wanted
     place = {"matmul": 0, "prefill_attention": 3}.get(name)
-    return place is not None and bool(arguments[place])
+    return place is not None and arguments[place] == ElementFormat.BFLOAT16
 
 
 _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")
@@ -101,7 +103,8 @@ def loop_name(wanted: Wanted) -> str:
 def sources() -> str:
     """A digest of all that object code is made from: the loops, and the structures they are called with."""
     cpu, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in (*sorted(cpu.glob("loops/*.py")), cpu / "__init__.py", cpu / "calls.py"):
+    shared = (cpu / name for name in ("__init__.py", "calls.py", "element_format.py"))
+    for path in (*sorted(cpu.glob("loops/*.py")), *shared):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

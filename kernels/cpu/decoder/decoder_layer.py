@@ -19,6 +19,7 @@ from graftlm.kernels.cpu.calls import AFTER, BEFORE, PHASES, LayerCall, LayersCa
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.compiled.openmp import barrier
 from graftlm.kernels.cpu.decoder.elementwise import Elementwise
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.packed_linear import linear, own_panels
 from graftlm.kernels.cpu.linear.panels import Panels
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, address_of
@@ -138,12 +139,12 @@ class CompiledLayers:
         self._turn = np.zeros(1, np.int64)
         self._positions = torch.arange(self.space.num_rows)
         self._segments: list[object] = []  # what the products have addresses of
-        half = self.dtype is torch.bfloat16
-        self._loop = Loop(LayersCall(), loop_address("decoder_layers", half))
+        element = ElementFormat.of(self.dtype)
+        self._loop = Loop(LayersCall(), loop_address("decoder_layers", element))
         self.call = self._loop.call
         self.call.counters, self.call.barrier = self._counters.ctypes.data, barrier()
         self.call.turn = self._turn.ctypes.data
-        self.call.matmul = loop_address("matmul", half, False)
+        self.call.matmul = loop_address("matmul", element, False)
         self.is_small = max(sum(p.num_bytes for p in w.all_panels) for w in weights) < SMALL_BYTES
         for layer, products, w in zip(self.layers, self.products, weights, strict=True):
             self._lay_out(layer, products, w)

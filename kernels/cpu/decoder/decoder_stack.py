@@ -19,6 +19,7 @@ from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, COLUMNS, DecodeCall
 from graftlm.kernels.cpu.compiled.loop_runtime import loop_address
 from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers, LayerWeights
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, SkinnyLinear
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.norm import Norm
@@ -193,16 +194,16 @@ class _KindOfLayers:
         self.num_bytes = 0
         self._held: object = None  # what the calls have addresses of
         layers, capped, dim = stack.layers, kind.softcap is not None, kind.head_dim
-        half = layers.dtype is torch.bfloat16
+        element = ElementFormat.of(layers.dtype)
         self.block_size = None if capped or kind.group > COLUMNS else COLUMNS // kind.group
         self._records = layers.layers
         self._singles = np.zeros(len(index), np.dtype(DecodeCall))
         self._blocks, self._prefixes = np.zeros((2, len(index)), np.dtype(PrefillCall))
         self._addresses = {name: _addresses(getattr(self, f"_{name}")) for name in ("singles", "blocks", "prefixes")}
-        self._loop = kind.group, dim, dim, half, capped
+        self._loop = kind.group, dim, dim, element, capped
         loop_address("decode_attention", *self._loop)
         if self.block_size is not None:
-            self._records["prefill"][index] = loop_address("prefill_attention", kind.group, dim, dim, half)
+            self._records["prefill"][index] = loop_address("prefill_attention", kind.group, dim, dim, element)
         self._num_heads, self._item_bytes = kind.group * kind.num_kv_heads, layers.dtype.itemsize
         width = (kind.group + 2) * kind.num_kv_heads * dim
         attended, lse = layers.space.attended.data_ptr(), stack._lse.data_ptr()

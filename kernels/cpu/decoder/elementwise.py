@@ -8,6 +8,7 @@ import torch
 
 from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 if TYPE_CHECKING:
     from graftlm.kernels.norm import Norm
@@ -20,10 +21,10 @@ class Elementwise:
     """The loops for one dtype, compiled when this is made."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        half = dtype.itemsize == 2
-        self._norm = Loop(NormCall(), loop_address("norm", half))
-        self._rotation = Loop(RotationCall(), loop_address("rotation", half))
-        self._silu_mul = Loop(SiluMulCall(), loop_address("silu_mul", half))
+        element = ElementFormat.of(dtype)
+        self._norm = Loop(NormCall(), loop_address("norm", element))
+        self._rotation = Loop(RotationCall(), loop_address("rotation", element))
+        self._silu_mul = Loop(SiluMulCall(), loop_address("silu_mul", element))
 
     def norm(self, x: torch.Tensor, added: torch.Tensor | None, norm: Norm, out: torch.Tensor) -> None:
         """x += added; out = RMSNorm of x.

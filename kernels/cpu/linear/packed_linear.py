@@ -21,6 +21,7 @@ from torch import nn
 
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.amx import HAS_TILES
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.panels import Panels, pack, unpack
 
 _LINEAR: Any = None
@@ -217,7 +218,7 @@ def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
     """The packed weight as panels, if its size allows that; None otherwise."""
     num_out, num_in = packed.shape
     num_bytes, address = torch.ops.mkldnn._nbytes(packed), torch.ops.mkldnn.data_ptr(packed)
-    row = -(-num_out // PANEL) * PANEL * packed.dtype.itemsize
+    row = -(-num_out // PANEL) * ElementFormat.of(packed.dtype).panel_bytes(1)
     depth = num_bytes // row
     if num_bytes % row or depth < num_in or depth % 2:
         return None
@@ -237,9 +238,8 @@ def _is_in_panels(num_out: int, num_in: int, dtype: torch.dtype, depth: int, num
     panels = _panels(packed, None)
     if panels is None or panels.depth != depth:
         return False
-    element = {torch.float32: np.uint32, torch.bfloat16: np.uint16}[dtype]
-    kind = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]
-    pair = 4 // dtype.itemsize
+    pair = ElementFormat.of(dtype).interleaved
+    element, kind = {1: (np.uint32, torch.int32), 2: (np.uint16, torch.int16)}[pair]
     raw = np.ctypeslib.as_array((ctypes.c_uint8 * panels.num_bytes).from_address(panels.address)).view(element)
     plain = weight.view(kind).numpy().view(element)
     for index, found in enumerate(raw.reshape(-1, panels.depth // pair, PANEL, pair)):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from graftlm.kernels.cpu import PANEL
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.cpu.linear.panels import Panels
 from graftlm.kernels.cpu.mapped_files import discard
@@ -92,5 +93,5 @@ class PackedPieces(nn.Linear):
 def outputs_of_piece(weight: torch.Tensor) -> int:
     """How many outputs of a weight [num_out, num_in] are packed at once: whole panels, at most sixteen pieces."""
     num_bytes = max(_PIECE_BYTES, weight.nbytes // _MOST_PIECES)
-    panel_bytes = PANEL * weight.shape[1] * weight.itemsize
+    panel_bytes = ElementFormat.of(weight.dtype).panel_bytes(weight.shape[1])
     return -(-num_bytes // panel_bytes) * PANEL

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 
 from graftlm.kernels.cpu import PANEL
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 
 class Panels(NamedTuple):
-    """A weight as [num_out / 64, depth, 64], in bfloat16 [num_out / 64, depth / 2, 64, 2].
+    """A weight as [num_out / 64, depth / i, 64, i], with i inputs `interleaved` (element_format.py): 2 in bfloat16.
 
     packed  holds the memory: a tensor of oneDNN's, or one that `pack` made
     depth   number of inputs with padding; padded inputs and outputs are 0
@@ -33,7 +34,7 @@ class Panels(NamedTuple):
 def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Panels:
     """Copy a weight [num_out, num_in], float32 or bfloat16, into panels."""
     num_out, num_in = weight.shape
-    pair = 4 // weight.itemsize
+    pair = ElementFormat.of(weight.dtype).interleaved
     num_panels, depth = -(-num_out // PANEL), -(-num_in // 2) * 2
     packed = torch.zeros(num_panels, depth // pair, PANEL, pair, dtype=weight.dtype)
     for panel in range(num_panels):

@@ -10,6 +10,7 @@ import torch
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.calls import MatmulCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.panels import Panels
 
 SMALL_BYTES = 1 << 18
@@ -29,7 +30,6 @@ class SkinnyLinear:
     """
 
     def __init__(self, weight: Sequence[Panels] | torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
-        half = dtype is torch.bfloat16
         segments: list[tuple[int, ...]] = []
         if isinstance(weight, torch.Tensor):
             self.num_out, self._num_in = weight.shape
@@ -44,7 +44,7 @@ class SkinnyLinear:
                 task += -(-part.num_out // PANEL)
         self._weights = weight, bias  # the call has their addresses only
         self._segments = np.array(segments, np.int64)
-        self.function = loop_address("matmul", half, isinstance(weight, torch.Tensor))
+        self.function = loop_address("matmul", ElementFormat.of(dtype), isinstance(weight, torch.Tensor))
         self._loop = Loop(MatmulCall(), self.function)
         self._single_thread = num_bytes < SMALL_BYTES
         call = self.call = self._loop.call

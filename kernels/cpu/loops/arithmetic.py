@@ -2,7 +2,7 @@
 
 A loop is a C function `void (call *)` that numba compiles. All its arguments are fields of one ctypes structure, whose
 first field counts tasks: each thread takes the next task until none is left, so any number of threads may run the loop.
-Elements are float32, or bfloat16 held as uint16.
+Elements are those of an ElementFormat (element_format.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 FLAGS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
-
-
-def element_of(bfloat16: bool) -> tuple[Any, int]:
-    """numpy type and bytes of an element."""
-    return (np.uint16, 2) if bfloat16 else (np.float32, 4)
 
 
 @intrinsic

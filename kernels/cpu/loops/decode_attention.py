@@ -13,12 +13,12 @@ from numba import carray, njit
 from graftlm.kernels.cpu import INT8_LARGEST, INT8_LEAST_SCALE, MAX_RUN
 from graftlm.kernels.cpu.calls import DecodeCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     add_done,
     allocate,
     at,
-    element_of,
     exp,
     float_array,
     narrow,
@@ -55,10 +55,6 @@ def _score(scores, scaled, keys, num_keys, group, k_dim):
             for d in range(k_dim):
                 a += scaled[g, d] * widen(keys[j, d])
             scores[g, j] = a
-
-
-# Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
-_products, _products_bfloat16 = row_major_matmul(bfloat16=False), row_major_matmul(bfloat16=True)
 
 
 @njit(forceinline=True, **FLAGS)
@@ -118,20 +114,20 @@ def _times(scores, scales, num_keys, group):
             scores[g, j] *= scales[j]
 
 
-def compile_decode_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> MachineCode:
-    """Compile the loop. A task is one run of queries and one KV head."""
-    return _compile(group, k_dim, v_dim, bfloat16, capped, False)
+def compile_decode_attention(group: int, k_dim: int, v_dim: int, number: int, capped: bool) -> MachineCode:
+    """Compile the loop for the format of this number. A task is one run of queries and one KV head."""
+    return _compile(group, k_dim, v_dim, ElementFormat(number), capped, False)
 
 
-def compile_decode_attention_int8(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> MachineCode:
-    """The same over stores in int8."""
-    return _compile(group, k_dim, v_dim, bfloat16, capped, True)
+def compile_decode_attention_int8(group: int, k_dim: int, v_dim: int, number: int, capped: bool) -> MachineCode:
+    """Compile the loop over stores in int8; queries, keys and values of the step have the format of this number."""
+    return _compile(group, k_dim, v_dim, ElementFormat(number), capped, True)
 
 
-def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool, int8: bool) -> MachineCode:
-    element, size = element_of(bfloat16)
+def _compile(group: int, k_dim: int, v_dim: int, step_format: ElementFormat, capped: bool, int8: bool) -> MachineCode:
+    element, size = step_format.raw, step_format.size
     kept_element, keep = (np.int8, _keep_int8) if int8 else (element, _keep_exactly)
-    products = _products_bfloat16 if bfloat16 else _products
+    products = row_major_matmul(step_format)
     in_tiles = k_dim % 16 == 0 and not int8
 
     def work(pointer):

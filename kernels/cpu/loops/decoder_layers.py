@@ -18,13 +18,13 @@ from numba.extending import intrinsic
 
 from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     add_done,
     allocate,
     at,
     copy_row,
-    element_of,
     exp,
     float_array,
     is_first,
@@ -125,9 +125,9 @@ def _end_step(call, num_phases):
     call.steps_left = left
 
 
-def compile_decoder_layers(bfloat16: bool) -> MachineCode:
-    """Compile `void (LayersCall *)`."""
-    element, size = element_of(bfloat16)
+def compile_decoder_layers(number: int) -> MachineCode:
+    """Compile `void (LayersCall *)` for the format of this number."""
+    element, size = ElementFormat(number).raw, ElementFormat(number).size
 
     @njit(forceinline=True, **FLAGS)
     def run_step(call):

@@ -6,11 +6,11 @@ from numba import carray
 
 from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import (
     allocate,
     at,
     copy_row,
-    element_of,
     float_array,
     narrow,
     next_task,
@@ -27,8 +27,8 @@ _ROWS = 4
 """Rows of a task."""
 
 
-def compile_norm(bfloat16: bool) -> MachineCode:
-    element, size = element_of(bfloat16)
+def compile_norm(number: int) -> MachineCode:
+    element, size = ElementFormat(number).raw, ElementFormat(number).size
 
     def work(pointer):
         call = carray(pointer, 1)[0]
@@ -54,8 +54,8 @@ def compile_norm(bfloat16: bool) -> MachineCode:
     return compile_loop(NormCall, work)
 
 
-def compile_rotation(bfloat16: bool) -> MachineCode:
-    element, size = element_of(bfloat16)
+def compile_rotation(number: int) -> MachineCode:
+    element, size = ElementFormat(number).raw, ElementFormat(number).size
 
     def work(pointer):
         call = carray(pointer, 1)[0]
@@ -85,8 +85,8 @@ def compile_rotation(bfloat16: bool) -> MachineCode:
     return compile_loop(RotationCall, work)
 
 
-def compile_silu_mul(bfloat16: bool) -> MachineCode:
-    element, size = element_of(bfloat16)
+def compile_silu_mul(number: int) -> MachineCode:
+    element, size = ElementFormat(number).raw, ElementFormat(number).size
 
     def work(pointer):
         call = carray(pointer, 1)[0]

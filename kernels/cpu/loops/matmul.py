@@ -14,12 +14,12 @@ from numba import carray, njit
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.calls import MatmulCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     add_done,
     allocate,
     at,
-    element_of,
     float_array,
     narrow,
     next_task,
@@ -40,19 +40,19 @@ from graftlm.kernels.cpu.loops.register_tiles import (
 )
 
 
-def _panel_matmul(*, bfloat16: bool) -> Any:
+def _panel_matmul(element: ElementFormat) -> Any:
     """C [num_rows, PANEL] = A B for one panel B, some rows at a time; `num_out` is ignored.
 
-    The sums of six rows fill the registers of AVX-512; those of four where bfloat16 is widened, which takes registers
+    The sums of six rows fill the registers of AVX-512; those of four where elements are widened, which takes registers
     too. Other processors have half as many or fewer, so there four rows of float32 take 16 columns at a time, and two
-    rows of either type 32. (Four rows of bfloat16 by 16 columns need as many, but LLVM 20 compiles that tile to code
+    rows of any format 32. (Four rows of bfloat16 by 16 columns need as many, but LLVM 20 compiles that tile to code
     which never stores its first row.)
     """
     if not has_wide_registers():
-        return _narrow_panel_matmul(bfloat16=bfloat16)
-    tiles = [outer_tile(num_rows, PANEL // 16, b_bfloat16=bfloat16) for num_rows in range(1, 7)]
+        return _narrow_panel_matmul(element)
+    tiles = [outer_tile(num_rows, PANEL // 16, b=element) for num_rows in range(1, 7)]
     one, two, three, four, five, six = tiles
-    most = 4 if bfloat16 else 6
+    most = 6 if element is ElementFormat.FLOAT32 else 4
 
     @njit(forceinline=True, **FLAGS)
     def matmul(c, a, a_row, b, num_rows, depth, num_out):
@@ -101,9 +101,9 @@ def _dot_matmul() -> Any:
     return matmul
 
 
-def _narrow_panel_matmul(*, bfloat16: bool) -> Any:
-    one, two, four = (outer_tile(rows, width, b_bfloat16=bfloat16) for rows, width in ((1, 4), (2, 2), (4, 1)))
-    most = 2 if bfloat16 else 4
+def _narrow_panel_matmul(element: ElementFormat) -> Any:
+    one, two, four = (outer_tile(rows, width, b=element) for rows, width in ((1, 4), (2, 2), (4, 1)))
+    most = 4 if element is ElementFormat.FLOAT32 else 2
 
     @njit(forceinline=True, **FLAGS)
     def matmul(c, a, a_row, b, num_rows, depth, num_out):
@@ -122,12 +122,10 @@ def _narrow_panel_matmul(*, bfloat16: bool) -> Any:
     return matmul
 
 
-def row_major_matmul(*, bfloat16: bool, dots: bool = False) -> Any:
+def row_major_matmul(element: ElementFormat, *, dots: bool = False) -> Any:
     """The same for the next `num_out` rows, 4 to PANEL, of a row-major weight; with `dots` of bfloat16 rows."""
-    one, two, four = (
-        inner_dot_tile(num_rows) if dots else inner_tile(num_rows, b_bfloat16=bfloat16) for num_rows in (1, 2, 4)
-    )
-    size = 2 if bfloat16 else 4
+    one, two, four = (inner_dot_tile(num_rows) if dots else inner_tile(num_rows, element) for num_rows in (1, 2, 4))
+    size = element.size
     wide = has_wide_registers()
 
     @njit(forceinline=True, **FLAGS)
@@ -149,17 +147,16 @@ def row_major_matmul(*, bfloat16: bool, dots: bool = False) -> Any:
     return matmul
 
 
-# Module-level: the loops below find them as globals. Variables of their closures would be part of the cache key.
-_panels, _panels_bfloat16 = _panel_matmul(bfloat16=False), _panel_matmul(bfloat16=True)
 _dots = _dot_matmul()
-_row_major, _row_major_bfloat16 = row_major_matmul(bfloat16=False), row_major_matmul(bfloat16=True)
-_row_major_dots = row_major_matmul(bfloat16=True, dots=True)
+_row_major_dots = row_major_matmul(ElementFormat.BFLOAT16, dots=True)
 
 
-def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
-    """Compile `void (MatmulCall *)`, for weights in panels or row-major ones."""
-    element, size = element_of(bfloat16)
-    dots = bfloat16 and has_bfloat16_dots()
+def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
+    """Compile `void (MatmulCall *)`, for weights in panels or row-major ones of the format of this number."""
+    weight_format = ElementFormat(number)
+    element, size = weight_format.raw, weight_format.size
+    dots = weight_format is ElementFormat.BFLOAT16 and has_bfloat16_dots()
+    matmul = row_major_matmul(weight_format) if row_major else _panel_matmul(weight_format)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
@@ -198,22 +195,16 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
             if row_major:
                 if dots and depth % 32 == 0:
                     _row_major_dots(memory, some_halves, halves_row, weight + offset, here, depth, width)
-                elif bfloat16:
-                    _row_major_bfloat16(memory, some, x_row, weight + offset, here, depth, width)
                 else:
-                    _row_major(memory, some, x_row, weight + offset, here, depth, width)
+                    matmul(memory, some, x_row, weight + offset, here, depth, width)
             elif dots:
                 _dots(memory, some_halves, halves_row, weight + offset, here, depth)
                 if up != 0:
                     _dots(other, some_halves, halves_row, up + offset, here, depth)
-            elif bfloat16:
-                _panels_bfloat16(memory, some, x_row, weight + offset, here, depth, width)
-                if up != 0:
-                    _panels_bfloat16(other, some, x_row, up + offset, here, depth, width)
             else:
-                _panels(memory, some, x_row, weight + offset, here, depth, width)
+                matmul(memory, some, x_row, weight + offset, here, depth, width)
                 if up != 0:
-                    _panels(other, some, x_row, up + offset, here, depth, width)
+                    matmul(other, some, x_row, up + offset, here, depth, width)
             for row in range(here):
                 place = call.out + ((first_row + row) * call.out_row + segments[index, 2] + first) * size
                 out = carray(at(place), width, element)

@@ -13,12 +13,12 @@ from numba import carray, njit
 
 from graftlm.kernels.cpu.calls import COLUMNS, PrefillCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     add_done,
     allocate,
     at,
-    element_of,
     exp,
     float_array,
     next_task,
@@ -38,9 +38,9 @@ _SLACK = 8
 """A score may exceed the peak that its column counts from by this many powers of 2: sums are seldom scaled anew."""
 
 
-def _any_rows(num_rows: int, width: int, *, bfloat16: bool, add: bool) -> Any:
+def _any_rows(num_rows: int, width: int, element: ElementFormat, *, add: bool) -> Any:
     """The product of any number of rows: `num_rows` at a time, and the rest one by one."""
-    many, one = (outer_tile(rows, width, a_bfloat16=bfloat16, add=add) for rows in (num_rows, 1))
+    many, one = (outer_tile(rows, width, a=element, add=add) for rows in (num_rows, 1))
 
     @njit(forceinline=True, **FLAGS)
     def matmul(c, a, a_row, a_step, b, rows, depth):
@@ -55,11 +55,11 @@ def _any_rows(num_rows: int, width: int, *, bfloat16: bool, add: bool) -> Any:
     return matmul
 
 
-def _matmul(*, bfloat16: bool, add: bool = False) -> Any:
+def _matmul(element: ElementFormat, *, add: bool = False) -> Any:
     """C [num_rows, columns] = A B, or C += A B, as `outer_tile` reads them, for 16, 32 or 64 columns."""
     wide = has_wide_registers()
     by_16, by_32, by_64, narrow = (
-        _any_rows(rows, width, bfloat16=bfloat16, add=add) for rows, width in ((8, 1), (8, 2), (4, 4), (4, 1))
+        _any_rows(rows, width, element, add=add) for rows, width in ((8, 1), (8, 2), (4, 4), (4, 1))
     )
 
     @njit(**FLAGS)
@@ -77,9 +77,6 @@ def _matmul(*, bfloat16: bool, add: bool = False) -> Any:
     return matmul
 
 
-# Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
-_matmul_float32, _matmul_bfloat16 = _matmul(bfloat16=False), _matmul(bfloat16=True)
-_add_float32, _add_bfloat16 = _matmul(bfloat16=False, add=True), _matmul(bfloat16=True, add=True)
 _WIDE = has_wide_registers()
 
 _F = np.float32
@@ -105,11 +102,13 @@ def _weights() -> Any:
 _weights_of = _weights()
 
 
-def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> MachineCode:
-    """Compile the loop. A task is one block of queries and one KV head."""
-    if bfloat16 and has_bfloat16_dots() and k_dim % 2 == 0:
+def compile_prefill_attention(group: int, k_dim: int, v_dim: int, number: int) -> MachineCode:
+    """Compile the loop for the format of this number. A task is one block of queries and one KV head."""
+    kv_format = ElementFormat(number)
+    if kv_format is ElementFormat.BFLOAT16 and has_bfloat16_dots() and k_dim % 2 == 0:
         return compile_prefill_dots(k_dim, v_dim, group)
-    element, size = element_of(bfloat16)
+    element, size = kv_format.raw, kv_format.size
+    matmul, add_matmul = _matmul(kv_format), _matmul(kv_format, add=True)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
@@ -167,10 +166,7 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool
                         break
                     slot = head * call.num_slots + first
                     keys, values = call.k + slot * k_dim * size, call.v + slot * v_dim * size
-                    if bfloat16:
-                        _matmul_bfloat16(s, keys, k_dim * size, size, memory, num_keys, k_dim, columns)
-                    else:
-                        _matmul_float32(s, keys, k_dim * size, size, memory, num_keys, k_dim, columns)
+                    matmul(s, keys, k_dim * size, size, memory, num_keys, k_dim, columns)
                     hides = position + num_keys > least
                     if _WIDE:
                         highest_of(kept_at, s, num_keys, last_seen_at, position, columns, hides)
@@ -189,10 +185,7 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool
                         for column in range(columns):
                             kept[column] = peak[column] * _LOG2_E
                         _weights_of(gained_at, s, kept_at, num_keys, columns)
-                        if bfloat16:
-                            _add_bfloat16(total_at, values, size, v_dim * size, s, v_dim, num_keys, columns)
-                        else:
-                            _add_float32(total_at, values, size, v_dim * size, s, v_dim, num_keys, columns)
+                        add_matmul(total_at, values, size, v_dim * size, s, v_dim, num_keys, columns)
                         for column in range(columns):
                             weight[column] += gained[column]
                         position += num_keys
@@ -215,10 +208,7 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool
                             x = exp(scores[j, column] - peak[column])
                             scores[j, column] = x
                             gained[column] += x
-                    if bfloat16:
-                        _matmul_bfloat16(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
-                    else:
-                        _matmul_float32(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
+                    matmul(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
                     # sum each block by itself first: one sum over thousands of keys has a larger rounding error
                     for column in range(columns):
                         weight[column] = weight[column] * kept[column] + gained[column]

@@ -12,6 +12,7 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from graftlm.kernels.cpu import PANEL
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 _WORD, _HALF, _NUMBER, _SINGLE = ir.IntType(64), ir.IntType(16), ir.IntType(32), ir.FloatType()
 FLOATS, BITS = ir.VectorType(_SINGLE, 16), ir.VectorType(_NUMBER, 16)
@@ -78,47 +79,68 @@ def spread(builder: Any, scalar: Any) -> Any:
     return builder.shuffle_vector(one, zero, _NO_BITS)
 
 
-def _widened(builder: Any, halves: Any, kind: Any) -> Any:
-    """bfloat16, held as integers, as float32: one or a vector of them."""
-    bits = BITS if kind is FLOATS else _NUMBER
-    shift = ir.Constant(bits, [16] * 16) if kind is FLOATS else ir.Constant(bits, 16)
+def _load(builder: Any, base: Any, offset: Any, element: ElementFormat, kind: Any) -> Any:
+    """Load an element (kind float) or 16 in a row (a vector of floats), and widen to float32."""
+    if element is ElementFormat.FLOAT32:
+        return builder.load(address(builder, base, offset, kind), align=4)
+    whole = kind is FLOATS
+    halves = builder.load(address(builder, base, offset, ir.VectorType(_HALF, 16) if whole else _HALF), align=2)
+    bits = BITS if whole else _NUMBER
+    shift = ir.Constant(bits, [16] * 16) if whole else ir.Constant(bits, 16)
     return builder.bitcast(builder.shl(builder.zext(halves, bits), shift), kind)
 
 
+def _separate_halves(builder: Any, lines: list[Any]) -> list[list[Any]]:
+    low = [builder.shl(x, ir.Constant(BITS, [16] * 16)) for x in lines]
+    high = [builder.and_(x, ir.Constant(BITS, [0xFFFF0000] * 16)) for x in lines]
+    return [[builder.bitcast(x, FLOATS) for x in part] for part in (low, high)]
+
+
+_WIDEN: dict[ElementFormat, Callable[[Any, list[Any]], list[list[Any]]]] = {
+    ElementFormat.FLOAT32: lambda builder, lines: [[builder.bitcast(x, FLOATS) for x in lines]],
+    ElementFormat.BFLOAT16: _separate_halves,
+}
+"""How a format is widened: vectors of 16 times 32 bits, which hold the interleaved inputs of 16 outputs -> for each of
+these inputs, vectors of 16 float32."""
+
+
 def outer_tile(
-    num_rows: int, width: int, *, a_bfloat16: bool = False, b_bfloat16: bool = False, add: bool = False
+    num_rows: int,
+    width: int,
+    *,
+    a: ElementFormat = ElementFormat.FLOAT32,
+    b: ElementFormat = ElementFormat.FLOAT32,
+    add: bool = False,
 ) -> Any:
     """C [num_rows, 16 * width] = A [num_rows, depth] B [depth, 16 * width], as a sum of outer products. C is float32.
 
-    A is float32 or bfloat16 and is read through two strides in bytes: from row to row and from column to column.
-    B is float32, or bfloat16 with two rows interleaved: [depth / 2, PANEL, 2]. Rows of B and C are PANEL apart.
+    A is read through two strides in bytes: from row to row and from column to column. B is a panel, whose `interleaved`
+    rows lie side by side: [depth / interleaved, PANEL, interleaved]. Rows of B and C are PANEL apart.
 
-    add  whether C grows by the product, which is summed by itself before
+    a, b  formats of A and B
+    add   whether C grows by the product, which is summed by itself before
     """
+    a_format, b_format = a, b
+    shift = b_format.interleaved.bit_length() - 1
 
     @intrinsic
     def tile(typingctx: Any, c: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
             c, a, a_row, a_step, b, depth = arguments
             sums = _Sums(builder, num_rows, width)
-            with cgutils.for_range(builder, builder.lshr(depth, constant(1)) if b_bfloat16 else depth) as loop:
+            with cgutils.for_range(builder, builder.lshr(depth, constant(shift)) if shift else depth) as loop:
                 offset = builder.mul(loop.index, constant(4 * PANEL))
-                kind = BITS if b_bfloat16 else FLOATS
                 lines = [
-                    builder.load(address(builder, b, builder.add(offset, constant(64 * i)), kind), align=4)
+                    builder.load(address(builder, b, builder.add(offset, constant(64 * i)), BITS), align=4)
                     for i in range(width)
                 ]
-                parts = [lines]
-                if b_bfloat16:
-                    low = [builder.shl(x, ir.Constant(BITS, [16] * 16)) for x in lines]
-                    high = [builder.and_(x, ir.Constant(BITS, [0xFFFF0000] * 16)) for x in lines]
-                    parts = [[builder.bitcast(x, FLOATS) for x in part] for part in (low, high)]
+                parts = _WIDEN[b_format](builder, lines)
                 step = builder.mul(loop.index, builder.mul(a_step, constant(len(parts))))
                 for row in range(num_rows):
                     start = builder.add(step, builder.mul(a_row, constant(row)))
                     for j, part in enumerate(parts):
                         place = builder.add(start, builder.mul(a_step, constant(j)))
-                        sums.add_products(row, broadcast(builder, a, place), part)
+                        sums.add_products(row, spread(builder, _load(builder, a, place, a_format, _SINGLE)), part)
             for i, totals in enumerate(sums.rows):
                 for j, total in enumerate(totals):
                     place = address(builder, c, constant(4 * (i * PANEL + 16 * j)), FLOATS)
@@ -126,13 +148,6 @@ def outer_tile(
                     if add:
                         value = builder.fadd(builder.load(place, align=4), value)
                     builder.store(value, place, align=4)
-
-        def broadcast(builder: Any, a: Any, offset: Any) -> Any:
-            if a_bfloat16:
-                scalar = _widened(builder, builder.load(address(builder, a, offset, _HALF), align=2), _SINGLE)
-            else:
-                scalar = builder.load(address(builder, a, offset, _SINGLE), align=4)
-            return spread(builder, scalar)
 
         integer = types.int64
         return types.void(integer, integer, integer, integer, integer, integer), generate
@@ -177,23 +192,22 @@ def outer_dot_tile(num_rows: int, width: int, *, add: bool = False) -> Any:
     return tile
 
 
-def inner_tile(num_rows: int, *, b_bfloat16: bool) -> Any:
+def inner_tile(num_rows: int, b: ElementFormat) -> Any:
     """C [num_rows, 4] = A [num_rows, depth] B^T as inner products. A and C are float32; B [4, depth] is row-major.
 
     depth is a multiple of 16, `a_row` is in bytes, and rows of C are PANEL apart.
+
+    b  format of B
     """
-    size = 2 if b_bfloat16 else 4
+    b_format = b
 
     def weights(builder: Any, b: Any, offset: Any) -> Any:
-        if not b_bfloat16:
-            return builder.load(address(builder, b, offset, FLOATS), align=4)
-        halves = builder.load(address(builder, b, offset, ir.VectorType(_HALF, 16)), align=2)
-        return _widened(builder, halves, FLOATS)
+        return _load(builder, b, offset, b_format, FLOATS)
 
     def inputs(builder: Any, a: Any, offset: Any) -> Any:
-        return builder.load(address(builder, a, offset, FLOATS), align=4)
+        return _load(builder, a, offset, ElementFormat.FLOAT32, FLOATS)
 
-    return _inner_tile(num_rows, 16, size, 4, weights, inputs, _Sums.add_products)
+    return _inner_tile(num_rows, 16, b_format.size, 4, weights, inputs, _Sums.add_products)
 
 
 def inner_dot_tile(num_rows: int) -> Any:

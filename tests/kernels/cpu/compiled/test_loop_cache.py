@@ -18,11 +18,12 @@ from graftlm.core.model.embedded import sprout_path
 from graftlm.core.model.loop_shapes import shapes_of
 from graftlm.kernels.cpu.compiled import loop_cache, object_code
 from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
+from graftlm.kernels.cpu.element_format import ElementFormat
 
 COLD_PAIRS = int(os.environ.get("GRAFTLM_COLD_PAIRS", "1"))
 """How many pairs of processes start with an empty cache; 200 were run once."""
 
-SHAPES = LoopShapes(group=3, head_dim=16, bfloat16=False, capped=False)
+SHAPES = LoopShapes(group=3, head_dim=16, element=ElementFormat.FLOAT32, capped=False)
 
 
 SPROUT = shapes_of(json.loads(sprout_path().joinpath("config.json").read_text()), EngineConfig())
