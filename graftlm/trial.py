@@ -71,7 +71,8 @@ def execution_of(model: str, *, device: str = "auto", trust_remote_code: bool = 
     from transformers import AutoModelForCausalLM
 
     from graftlm.core.config import EngineConfig
-    from graftlm.core.model.load import load_model, model_config
+    from graftlm.core.model.description import model_config
+    from graftlm.core.model.load import load_model
     from graftlm.testing.byte_tokenizer import byte_tokenizer
 
     options = EngineConfig(device=device, trust_remote_code=trust_remote_code)

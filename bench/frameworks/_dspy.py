@@ -19,7 +19,7 @@ from bench.harness import Options, Row, Timing, rate_row
 from graftlm import Runtime
 from graftlm.ab.classes.dspy import TransformersEngine
 from graftlm.adapters.dspy import GraftLM
-from graftlm.core.model.load import resolve
+from graftlm.core.model.description import resolve
 
 THREADS = 16
 SETTINGS: dict[str, Any] = {"cache": False, "temperature": 0, "max_tokens": 48}

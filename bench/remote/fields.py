@@ -16,7 +16,7 @@ import graftlm as gl
 from bench.frameworks._serve import served
 from bench.harness import Options, Row
 from bench.remote._forms import EIGHT, THREE, Form, chat_form, fill, json_form, json_turns
-from graftlm.core.model.load import resolve
+from graftlm.core.model.description import resolve
 from graftlm.core.program.program import Program
 from graftlm.core.remote.ledger.usage import RemoteUsage
 from tests.served import started

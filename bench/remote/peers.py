@@ -19,7 +19,7 @@ from bench.frameworks._serve import served
 from bench.harness import Options, Row
 from bench.remote._forms import THREE, Form, cases, chat_form, fill, json_form
 from bench.remote.fields import KNOWN, NUM_SPEC_TOKENS, measure, tokenizer_of
-from graftlm.core.model.load import resolve
+from graftlm.core.model.description import resolve
 from graftlm.core.program.program import Program
 
 Values = Mapping[str, str]

@@ -39,7 +39,7 @@ def model_fingerprint(model: Any, config: EngineConfig) -> str:
 
 
 def _add_source(digest: hashlib.blake2b, name: str) -> None:
-    from graftlm.core.model.load import resolve
+    from graftlm.core.model.description import resolve
 
     folder = Path(resolve(name))
     if not folder.is_dir():

@@ -56,7 +56,7 @@ class ModelSource:
                 raise self._failure
             if self._tokenizer is None:
                 self.compile_ahead()
-                from graftlm.core.model.load import load_tokenizer
+                from graftlm.core.model.description import load_tokenizer
 
                 try:
                     self._tokenizer = load_tokenizer(self.model, self.given_tokenizer, self.config)
@@ -68,7 +68,7 @@ class ModelSource:
     @cached_property
     def max_model_len(self) -> int:
         """The context in tokens, from the model's configuration."""
-        from graftlm.core.model.load import context_length
+        from graftlm.core.model.description import context_length
 
         return context_length(self.model, self.config)
 

@@ -83,7 +83,7 @@ class Endpoint:
     def open(self) -> None:
         """Get ready for requests; raises ConfigError if the SDK is not installed."""
         if self.tokenizer is None and self._given_tokenizer is not None:
-            from graftlm.core.model.load import load_tokenizer
+            from graftlm.core.model.description import load_tokenizer
 
             self.tokenizer = load_tokenizer(self.config.model, self._given_tokenizer, EngineConfig())
         self._client.open()

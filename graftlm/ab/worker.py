@@ -237,7 +237,7 @@ def local_name(model: str) -> str:
         from graftlm.core.model.embedded import sprout_path
 
         return str(sprout_path())
-    from graftlm.core.model.load import resolve
+    from graftlm.core.model.description import resolve
 
     return resolve(model)
 

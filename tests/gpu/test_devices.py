@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graftlm.core.errors import ConfigError
-from graftlm.core.model.load import choose_device
+from graftlm.core.model.weights import choose_device
 
 
 @pytest.mark.gpu

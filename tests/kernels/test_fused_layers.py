@@ -64,7 +64,7 @@ def load_fused(
             lambda model, device, *, strict, unchanged: fuse_gpu(model, max_rows=max_rows, strict=strict),
         )
         if not qualified:
-            patch.setattr("graftlm.core.model.load.qualify", lambda *_, **__: None)
+            patch.setattr("graftlm.core.model.lane.qualify", lambda *_, **__: None)
         config = EngineConfig(device=DEVICE.type, strict=strict, max_model_len=64 if strict else 8)
         return load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
 

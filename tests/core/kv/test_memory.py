@@ -15,7 +15,7 @@ from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.kv import memory
 from graftlm.core.loaded_model import LoadedModel
-from graftlm.core.model import load
+from graftlm.core.model import weights
 from graftlm.core.model.load import load_model
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, tiny_model
@@ -135,7 +135,7 @@ def test_experts_that_do_not_fit_are_named_before_weights_are_read(
     give(monkeypatch, 1000)
     experts = 2 * 4 * 3 * 64 * 32 * 4 / 1e6  # layers, experts, projections, hidden and inner size, bytes
     with pytest.raises(ModelError, match=rf"take 0\.\d MB \({experts:.1f} MB of them experts\), 0\.0 MB are free"):
-        load._read_weights(str(tmp_path), EngineConfig(), GPU)
+        weights.read_weights(str(tmp_path), EngineConfig(), GPU)
 
 
 @pytest.mark.parametrize(("dtype", "num_bytes"), [("auto", 4), ("bfloat16", 2)])
@@ -150,7 +150,7 @@ def test_weights_larger_than_a_machines_memory_are_refused_before_they_are_read(
     with pytest.raises(
         ModelError, match=rf"take {needed:.1f} MB, 0\.0 MB are free in this machine's memory; use dtype="
     ):
-        load._read_weights(str(tmp_path), EngineConfig(dtype=dtype), torch.device("cpu"))
+        weights.read_weights(str(tmp_path), EngineConfig(dtype=dtype), torch.device("cpu"))
 
 
 def test_a_containers_limit_is_less_than_the_machines_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

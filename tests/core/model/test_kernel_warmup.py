@@ -10,7 +10,8 @@ import torch
 from graftlm.core.config import EngineConfig
 from graftlm.core.fusion.gpu_modules import fuse_gpu
 from graftlm.core.model.kernel_warmup import MAX_KINDS, form_of, rehearse, small_copy
-from graftlm.core.model.load import default_attention, load_model
+from graftlm.core.model.lane import default_attention
+from graftlm.core.model.load import load_model
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

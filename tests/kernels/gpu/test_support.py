@@ -10,7 +10,8 @@ import torch
 
 from graftlm.core import engine_builder
 from graftlm.core.config import EngineConfig
-from graftlm.core.model.load import default_attention, load_model
+from graftlm.core.model.lane import default_attention
+from graftlm.core.model.load import load_model
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.kv_store import KVStore

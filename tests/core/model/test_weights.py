@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from graftlm.core.fusion.linears import Fusions
-from graftlm.core.model.weight_files import converted_files, leave_files
+from graftlm.core.model.weights import converted_files, leave_files
 from graftlm.kernels.cpu.mapped_files import MappedFiles
 
 FLOAT, HALF = torch.ones(4), torch.ones(4, dtype=torch.bfloat16)

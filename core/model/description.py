@@ -1,0 +1,140 @@
+"""A model described without its weights: its folder, configuration, tokenizer, context and vocabulary."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.hub import near_names, only_local, why_not
+from graftlm.core.loaded_model import LoadedModel, text_config
+from graftlm.core.model.known_models import find
+from graftlm.core.text.tokenizer import Tokenizer
+
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+_UNLIMITED = 32_768
+"""Context in tokens of a model that names none, such as a recurrent one."""
+
+
+def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
+    """The folder or Hugging Face id that a model name stands for.
+
+    verify  compare the embedded model's files with their checksums, not only their sizes: for who reads them next.
+    Raises ModelError for a folder that is none, and for a file of the embedded model that is missing or corrupted.
+    """
+    name = os.fspath(model)
+    if name == "sprout":
+        from graftlm.core.model.embedded import sprout_path, verify_sprout
+
+        return str(verify_sprout() if verify else sprout_path())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{name!r} is a folder without config.json; give a folder that save_pretrained wrote")
+        return os.fspath(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
+        raise ModelError(f"there is no model folder {name!r}; give a folder, a Hugging Face id or 'sprout'")
+    if "/" not in name and "sprout" in (near := near_names(name)):
+        raise ModelError(f"there is no model {name!r}; did you mean {' or '.join(map(repr, near))}?")
+    return name
+
+
+def model_config(model: Any, config: EngineConfig) -> Any:
+    """Return the Hugging Face configuration of a model name, folder or loaded model, without reading weights."""
+    if isinstance(model, nn.Module):
+        return model.config
+    from transformers import AutoConfig
+
+    source = resolve(model)
+    try:
+        return AutoConfig.from_pretrained(
+            source, trust_remote_code=config.trust_remote_code, local_files_only=only_local(source)
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"no configuration could be read from {source!r}: {why_not(source, error)}") from error
+
+
+def load_tokenizer(model: Any, given: Any, config: EngineConfig) -> Tokenizer:
+    """Return the tokenizer that goes with a model name, folder or loaded model, without reading weights."""
+    if isinstance(model, nn.Module):
+        return _tokenizer(given, source_of(model), config, model)
+    return _tokenizer(given, resolve(model, verify=True), config)
+
+
+def source_of(model: nn.Module) -> str:
+    """Return the folder or id that a loaded model came from; empty if it does not say."""
+    return getattr(getattr(model, "config", None), "_name_or_path", "") or ""
+
+
+def context_length(model: Any, config: EngineConfig) -> int:
+    """Return the largest number of tokens of prompt and answer together."""
+    known = None if isinstance(model, nn.Module) else find(resolve(model), config)
+    return _context(known.described if known else model_config(model, config), config)
+
+
+def describe(
+    hf_model: Any, tokenizer: Any, source: str, name: str, config: EngineConfig, device: torch.device
+) -> LoadedModel:
+    """Describe a model that is on its device, but for its attention layers and lane.
+
+    tokenizer  a Hugging Face tokenizer or a Tokenizer; None loads the one of `source`
+    """
+    wrapped = _tokenizer(tokenizer, source, config, hf_model)
+    return LoadedModel(
+        model=hf_model,
+        hf_config=hf_model.config,
+        tokenizer=wrapped,
+        device=device,
+        dtype=dtype_of(hf_model),
+        max_model_len=_context(hf_model.config, config),
+        vocab_size=_vocab_size(hf_model),
+        eos_token_ids=wrapped.eos_token_ids,
+        name=name,
+    )
+
+
+def _tokenizer(given: Any, source: str, config: EngineConfig, model: nn.Module | None = None) -> Tokenizer:
+    """Return the tokenizer, with the end-of-sequence tokens of the model's generation configuration too."""
+    if isinstance(given, Tokenizer):
+        wrapped = given
+    elif given is not None:
+        wrapped = Tokenizer.from_hf(given)
+    elif not source:
+        raise ModelError("a loaded model was given without its tokenizer; pass tokenizer=")
+    else:
+        wrapped = Tokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos_ids = [eos] if isinstance(eos, int) else list(eos or ())
+    wrapped.eos_token_ids = tuple(dict.fromkeys([*wrapped.eos_token_ids, *map(int, eos_ids)]))
+    return wrapped
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype that the model computes in."""
+    own = getattr(model, "dtype", None)
+    if isinstance(own, torch.dtype) and own.is_floating_point:
+        return own
+    return next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
+
+
+def _vocab_size(model: nn.Module) -> int:
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    rows = getattr(head, "out_features", None) or getattr(getattr(head, "weight", None), "shape", (None,))[0]
+    return int(rows or text_config(model.config).vocab_size)
+
+
+def _context(hf_config: Any, config: EngineConfig) -> int:
+    described = text_config(hf_config)
+    limits = [v for n in _CONTEXT_NAMES if isinstance(v := getattr(described, n, None), int) and v > 0]
+    limit = limits[0] if limits else None
+    wanted = config.max_model_len
+    if wanted is None:
+        return limit or _UNLIMITED
+    if limit is not None and wanted > limit:
+        raise ConfigError(f"max_model_len is {wanted:,}, the model's context is {limit:,}; lower it or leave it out")
+    return wanted

@@ -1,0 +1,169 @@
+"""The weights of a Hugging Face decoder: device and dtype, reading them, and the files that need not stay mapped."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.hub import only_local, why_not
+from graftlm.core.kv.memory import check_weights_fit, may_be_too_large
+from graftlm.core.model.description import dtype_of, model_config
+from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graftlm.core.fusion.linears import Fusions
+
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""What safetensors calls dtypes."""
+
+
+def choose_device(name: str) -> torch.device:
+    """The device an option names; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}; use 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
+    if device.type == "cuda":
+        _check_gpu(name, device)
+    return device
+
+
+def _check_gpu(name: str, device: torch.device) -> None:
+    if not torch.cuda.is_available():
+        why = "" if torch.version.cuda else ", and this torch was built without CUDA"
+        raise ConfigError(f"device is {name!r}, but torch sees no GPU here{why}; use device='cpu'")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise ConfigError(f"device is {name!r}, torch sees {count} GPU(s) here; use 'cuda:0' to 'cuda:{count - 1}'")
+
+
+def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Literal["auto"]:
+    """The dtype weights are loaded in; "auto" is the checkpoint's own.
+
+    Strict mode on a CPU computes in float32 whatever the checkpoint's dtype: results of a matrix product in
+    bfloat16 depend on the batch it is part of. The price is twice the memory and the bandwidth.
+    """
+    if config.strict and device.type == "cpu":
+        return torch.float32
+    if config.dtype == "auto":
+        return "auto"
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
+def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.Module:
+    """Read the weights of a folder or Hugging Face id. Raises ModelError if they cannot be read or are incomplete."""
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
+    if config.quantization is not None:
+        from graftlm.core.model.quantization import quantization_config
+
+        options["quantization_config"] = quantization_config(config.quantization)
+    may_not_fit = device.type == "cuda" or may_be_too_large(source, device)
+    if config.quantization is None and may_not_fit and (described := _described(source, config, device)) is not None:
+        check_weights_fit(source, described, device)
+    kept_plain = device.type == "cpu" and config.quantization is None and not config.trust_remote_code
+    try:
+        with (
+            _progress_bars(shown=not config.quiet and sys.stderr.isatty()),
+            read_once(converted_files(source, options["dtype"]) if kept_plain else ()),
+        ):
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
+            )
+    except Exception as error:
+        where = "folder" if os.path.isdir(source) else "Hugging Face id"
+        raise ModelError(f"no model could be loaded from the {where} {source!r}: {why_not(source, error)}") from error
+    loaded: nn.Module
+    loaded, report = read
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{source!r} lacks {len(missing)} weights, {missing[0]!r} first; its files are incomplete or of another "
+            "architecture than its config.json says"
+        )
+    if device.type == "cpu" and config.dtype == "auto" and dtype_of(loaded) is torch.float16:
+        loaded = loaded.float()  # half precision has no fast matrix product on CPUs
+    return loaded
+
+
+def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Module | None:
+    """The model that a configuration describes, without weights; None if that cannot be told before they are read."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        hf_config = model_config(source, config)
+        chosen = choose_dtype(config, device)
+        dtype = getattr(hf_config, "dtype", None) if chosen == "auto" else chosen
+        dtype = torch.float32 if (device.type, chosen, dtype) == ("cpu", "auto", torch.float16) else dtype
+        if dtype is None:
+            return None
+        with torch.device("meta"):
+            described: nn.Module = AutoModelForCausalLM.from_config(
+                hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+            )
+    except Exception:  # reading the weights says what is wrong
+        return None
+    return described
+
+
+@contextmanager
+def _progress_bars(*, shown: bool) -> Iterator[None]:
+    """Switch off transformers' progress bars unless `shown`, and restore its setting afterwards."""
+    from transformers.utils import logging
+
+    hidden = not shown and logging.is_progress_bar_enabled()
+    if hidden:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hidden:
+            logging.enable_progress_bar()
+
+
+def converted_files(source: str, dtype: torch.dtype | str) -> list[Path]:
+    """The files in a folder of which every tensor is converted to `dtype` when it is read; none for "auto".
+
+    What is mapped of them is read once.
+    """
+    wanted = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
+    if wanted is None or not os.path.isdir(source):
+        return []
+    return [path for path in sorted(Path(source).glob("*.safetensors")) if wanted not in _dtypes_in(path)]
+
+
+def _dtypes_in(path: Path) -> set[str]:
+    """The dtypes of a file of safetensors, by their names there; all of them if it cannot be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError, struct.error), path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(min(length, path.stat().st_size)))
+        return {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    return set(_NAMES.values())
+
+
+def leave_files(model: nn.Module, fusions: Fusions) -> None:
+    """Copy the weights that are still mapped from files, when most others have been repacked into memory.
+
+    One of them keeps the whole mapping, and with it every page that was read, counted as this process's memory.
+    """
+    if fusions.num_packed:
+        files = MappedFiles()
+        for parameter in model.parameters():
+            if parameter.data in files:
+                parameter.data = parameter.data.clone()
