@@ -110,7 +110,7 @@ def tool_request(
 ) -> ToolRequest:
     """Let the model of `runtime` call `tools`; the arguments, and `keeping`, are those of `tool_constraint`.
 
-    An endpoint takes tools, calls and results natively; its calls come back in the text of the generic ToolFormat.
+    An endpoint takes tools, calls and results natively, and reports its calls beside its text.
     Raises: ConfigError for two tools of one name, or a choice that names none of them.
     """
     named_apart(tools)
@@ -118,7 +118,8 @@ def tool_request(
         form = ToolFormat.learn(runtime.tokenizer)
         prepared, listed = form.prepare(messages, tools)
         sampling = tool_constraint(form, tools, choice, parallel=parallel, answer=answer, **keeping)
-        return ToolRequest(prepared, listed, {}, sampling, form if tools else None)
+        writes_calls = bool(tools) and ToolChoice.read(choice, tools, parallel=parallel).mode != "none"
+        return ToolRequest(prepared, listed, {}, sampling, form if writes_calls else None)
     sampling = {} if answer is None else {"json_schema": answer}
     read = ToolChoice.read(choice, tools, parallel=parallel)
     if not tools:
@@ -130,7 +131,7 @@ def tool_request(
         tools = read.tools
     if not read.parallel:
         fields["parallel_tool_calls"] = False
-    return ToolRequest(list(messages), [tool.to_openai() for tool in tools], fields, sampling, ToolFormat())
+    return ToolRequest(list(messages), [tool.to_openai() for tool in tools], fields, sampling, None)
 
 
 def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, Any]]:

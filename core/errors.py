@@ -9,6 +9,7 @@
     ├── RequestTimeout       `timeout` passed before the request finished
     ├── EngineError          a step failed, or the runtime is closed
     ├── RemoteError          an endpoint answered with an error, with nothing usable, or not at all
+    │   └── RemoteTooLong    it says that the request exceeds its context; a RequestTooLong as well
     └── PluginError          a plugin is broken, or a name it offers is taken or unknown
 
 Each message names the value, the limit and the remedy.
@@ -55,9 +56,12 @@ class GrammarError(GraftError, ValueError):
 
 
 class RequestTooLong(GraftError):
-    """A request exceeds the context or the KV pool. `length` and `limit` are in tokens."""
+    """A request exceeds the context or the KV pool.
 
-    def __init__(self, message: str, *, length: int, limit: int) -> None:
+    `length` and `limit` are in tokens; None where an endpoint does not state them.
+    """
+
+    def __init__(self, message: str, *, length: int | None = None, limit: int | None = None) -> None:
         super().__init__(message)
         self.length = length
         self.limit = limit
@@ -98,6 +102,13 @@ class RemoteError(GraftError):
         self.code = code
         self.retry_after_s = retry_after_s
         self.transient = transient
+
+
+class RemoteTooLong(RemoteError, RequestTooLong):
+    """An endpoint says that the request exceeds the context of its model."""
+
+    length: int | None = None
+    limit: int | None = None
 
 
 class PluginError(GraftError):

@@ -129,6 +129,9 @@ class Completion:
     request_id: int = 0
     stop: str | int | None = None
     """The stop string or token id that ended the text, if one did."""
+    tool_calls: tuple[Mapping[str, Any], ...] | None = None
+    """The tool calls that an endpoint reported, in the form of the OpenAI API, their arguments as they came; None for
+    a model in this process, which writes calls in its text."""
     text_complete: bool = True
     """False when `max_tokens` cut the text inside its constraint."""
     checked: bool = False
@@ -154,6 +157,8 @@ class Chunk:
     usage: Usage | None = None
     index: int = 0
     name: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] | None = None
+    """As in `Completion`, with the last chunk; () in the chunks before it."""
 
 
 @dataclass(frozen=True)

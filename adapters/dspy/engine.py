@@ -31,7 +31,7 @@ from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.adapters.dspy.sharing import shared
 from graftlm.core.call_options import ToolRequest, tool_request
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_parser import parse_answer
+from graftlm.core.chat.tool_parser import parse_completion
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.constraint import vocabulary_of
@@ -145,14 +145,14 @@ class _EngineBase:
         elif measured:
             assert config.response_format is not None
             pieces = tuple(judgment_pieces(config.response_format))
-        elif tools and form is not None:
+        elif tools:
             answer = options.pop("json_schema", None)
             choice = config.tool_choice
             mode = "auto" if choice is None else choice.mode
             parallel = None if choice is None else choice.parallel
             keeping = {name: options[name] for name in ("on_unsupported", "bounded_numbers") if name in options}
             asked = tool_request(self.runtime, (), tuple(tools), mode, parallel=parallel, answer=answer, **keeping)
-            options |= asked.sampling
+            options, form = options | asked.sampling, asked.form
             listed = asked if self.runtime.endpoint is not None else None
         if pieces:
             options.pop("json_schema", None)
@@ -170,7 +170,7 @@ class _EngineBase:
     def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, Any]:
         messages, tools = wire.native_messages(request), wire.native_tools(request)
         if self.runtime.endpoint is not None:
-            return tools, ToolFormat() if tools else None, list(messages)
+            return tools, None, list(messages)
         tokenizer = self.runtime.tokenizer
         form, listed = None, None
         if tools or any(message.tool_calls or message.role == "tool" for message in messages):
@@ -247,9 +247,8 @@ class _EngineBase:
         return self._response(call, replace(first, usage=completion.usage, completions=[]))
 
     def _response(self, call: _Call, completion: Completion) -> lm15.Response:
-        if call.form is None:
-            return wire.response(call.model, completion)
-        said = parse_answer(call.form, completion.text)
+        said = parse_completion(call.form, completion)
+        wire.check_calls(said)
         return wire.response(call.model, replace(completion, text=said.content), said.calls)
 
     def _measured(self, call: _Call) -> lm15.Response:

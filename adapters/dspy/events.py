@@ -8,7 +8,7 @@ from typing import Any
 from dspy import lm15
 from graftlm.adapters.dspy import wire as wire
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_parser import ToolParser
+from graftlm.core.chat.tool_parser import AnswerReader, ParsedAnswer
 from graftlm.core.request import Chunk
 
 
@@ -17,7 +17,7 @@ class Events:
 
     def __init__(self, model: str, form: ToolFormat | None) -> None:
         self._model = model
-        self._tools = ToolParser(form) if form is not None else None
+        self._reader = AnswerReader(form)
         self._others: dict[int, list[str]] = {}
 
     def start(self) -> lm15.StreamStartEvent:
@@ -27,30 +27,25 @@ class Events:
         if chunk.index:
             # DSPy's listeners follow the first of n answers; the others come whole, with the end
             self._others.setdefault(chunk.index, []).append(chunk.text)
-        elif self._tools is None:
-            yield from self._text(chunk)
         else:
-            yield from self._with_tools(self._tools, chunk)
+            yield from self._deltas(chunk)
         if chunk.usage is not None:
             yield self._end(chunk)
 
-    def _text(self, chunk: Chunk) -> Iterator[Any]:
+    def _deltas(self, chunk: Chunk) -> Iterator[Any]:
         logprobs = tuple(wire.token_logprobs(chunk.logprobs or ()))
-        for piece in wire.split_at_headers(chunk.text):
-            yield lm15.StreamDeltaEvent(lm15.TextDelta(piece, logprobs=logprobs))
-            logprobs = ()
-
-    def _with_tools(self, tools: ToolParser, chunk: Chunk) -> Iterator[Any]:
-        deltas = tools.push(chunk.text) + (tools.finish() if chunk.finish_reason else [])
-        for delta in deltas:
+        for delta in self._reader.read(chunk):
             if delta.index is None:
-                yield lm15.StreamDeltaEvent(lm15.TextDelta(delta.text))
+                for piece in wire.split_at_headers(delta.text):
+                    yield lm15.StreamDeltaEvent(lm15.TextDelta(piece, logprobs=logprobs))
+                    logprobs = ()
             else:
                 part = lm15.ToolCallDelta(delta.text, part_index=delta.index + 1, id=delta.id, name=delta.name)
                 yield lm15.StreamDeltaEvent(part)
 
     def _end(self, chunk: Chunk) -> lm15.StreamEndEvent:
-        called = self._tools is not None and bool(self._tools.calls)
+        wire.check_calls(ParsedAnswer("", invalid=tuple(self._reader.invalid)))
+        called = bool(self._reader.calls)
         assert chunk.usage is not None
         return lm15.StreamEndEvent(
             finish_reason="tool_call" if called else wire.finish_reason(chunk.finish_reason),

@@ -10,6 +10,7 @@ from dspy import lm15
 from graftlm.adapters.dspy.schema import asked_object
 from graftlm.core import errors
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall
+from graftlm.core.chat.tool_parser import ParsedAnswer
 from graftlm.core.chat.tools import Tool
 from graftlm.core.request import Completion, TokenLogprob, Usage
 
@@ -184,6 +185,14 @@ def response(model: str, completion: Completion, calls: Sequence[ToolCall] = ())
         logprobs=None if completion.logprobs is None else tuple(token_logprobs(completion.logprobs)),
         provider_data=provider_data(completion),
     )
+
+
+def check_calls(answer: ParsedAnswer) -> None:
+    """Raise EngineError for a tool call that cannot be read, which DSPy has no form for."""
+    for call in answer.invalid:
+        raise errors.EngineError(
+            f"the call of tool {call.name!r} cannot be used: {call.error}; it is {call.arguments!r}"
+        )
 
 
 def provider_data(completion: Completion) -> dict[str, Any] | None:

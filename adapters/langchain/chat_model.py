@@ -38,7 +38,7 @@ from graftlm.adapters.langchain.schemas import (
 from graftlm.core.call_options import answer_schema, tool_request
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice
-from graftlm.core.chat.tool_parser import ParsedAnswer, ToolParser, parse_answer
+from graftlm.core.chat.tool_parser import AnswerReader, parse_completion
 from graftlm.core.chat.tools import Tool
 from graftlm.core.request import Chunk, Completion, Request
 
@@ -107,15 +107,15 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         return Call(runtime, request, model or self.model_name)
 
     def _form(self, call: Call, options: Mapping[str, Any]) -> ToolFormat | None:
-        """How to read tool calls in the answer; None where it has none."""
-        if not options.get("tools"):
+        """Return how the model writes tool calls in its answer; None where it writes none."""
+        if not options.get("tools") or options.get("tool_choice") == "none" or call.runtime.endpoint is not None:
             return None
-        return ToolFormat() if call.runtime.endpoint is not None else ToolFormat.learn(call.runtime.tokenizer)
+        return ToolFormat.learn(call.runtime.tokenizer)
 
     def _result(self, call: Call, completion: Completion, form: ToolFormat | None) -> ChatResult:
         generations = []
         for index, item in enumerate(completion.completions or [completion]):
-            text = parse_answer(form, item.text) if form is not None else ParsedAnswer(item.text)
+            text = parse_completion(form, item)
             message = ai_message(item, text, call.model_name, completion.usage if index == 0 else None)
             info = {"finish_reason": message.response_metadata["finish_reason"]}
             generations.append(ChatGeneration(message=message, generation_info=info))
@@ -124,7 +124,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
 
     def _message(self, call: Call, completion: Completion, options: dict[str, Any]) -> AIMessage:
         form = self._form(call, options)
-        text = parse_answer(form, completion.text) if form is not None else ParsedAnswer(completion.text)
+        text = parse_completion(form, completion)
         message = ai_message(completion, text, call.model_name, completion.usage)
         message.response_metadata["token_usage"] = token_usage([completion.usage])
         return message
@@ -270,16 +270,11 @@ class _StreamReader:
 
     def __init__(self, call: Call, form: ToolFormat | None, with_usage: bool) -> None:
         self._call = call
-        self._stream = ToolParser(form) if form is not None else None
+        self._reader = AnswerReader(form)
         self._with_usage = with_usage
 
     def read(self, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
-        deltas = self._stream.push(chunk.text) if self._stream is not None else []
-        if chunk.finish_reason is not None and self._stream is not None:
-            deltas += self._stream.finish()
-        messages = [message_chunk(delta) for delta in deltas]
-        if self._stream is None and chunk.text:
-            messages.append(AIMessageChunk(content=chunk.text))
+        messages = [message_chunk(delta) for delta in self._reader.read(chunk)]
         if chunk.logprobs is not None:
             messages = messages or [AIMessageChunk(content="")]
             messages[0].response_metadata = {"logprobs": logprobs_content(chunk.logprobs)}
@@ -289,8 +284,7 @@ class _StreamReader:
             yield ChatGenerationChunk(message=self._last(chunk))
 
     def _last(self, chunk: Chunk) -> AIMessageChunk:
-        called = self._stream is not None and bool(self._stream.calls)
-        reason = "tool_calls" if called else chunk.finish_reason
+        reason = "tool_calls" if self._reader.calls else chunk.finish_reason
         usage = usage_metadata(chunk.usage) if chunk.usage is not None and self._with_usage else None
         metadata = response_metadata(self._call.model_name, reason, None, chunk.usage)
         return AIMessageChunk(content="", usage_metadata=usage, response_metadata=metadata, chunk_position="last")

@@ -14,6 +14,7 @@ from graftlm.core.errors import (
     GrammarError,
     ModelError,
     RemoteError,
+    RemoteTooLong,
     RequestTimeout,
     RequestTooLong,
 )
@@ -29,6 +30,10 @@ class GraftSchemaError(GrammarError, lc.ModelInvalidRequestError):
 
 class GraftContextOverflowError(RequestTooLong, lc.ContextOverflowError):
     """The conversation, or it and `max_tokens`, exceed the context."""
+
+
+class GraftRemoteContextOverflowError(RemoteTooLong, lc.ContextOverflowError):
+    """The endpoint says that the conversation, or it and `max_tokens`, exceed the context."""
 
 
 class GraftTimeoutError(RequestTimeout, lc.ModelTimeoutError):
@@ -121,6 +126,8 @@ def _local_kind(error: GraftError) -> type[GraftError] | None:
 
 
 def _remote_kind(error: RemoteError) -> type[GraftError]:
+    if isinstance(error, RemoteTooLong):
+        return GraftRemoteContextOverflowError
     if error.status is None:
         return GraftConnectionError if error.transient else GraftRemoteError
     if error.status in _REMOTE:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_parser import ParsedAnswer, ToolParser, parse_answer
+from graftlm.core.chat.tool_parser import AnswerReader, ParsedAnswer, parse_completion
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, TokenLogprob, Usage
 from llama_index.core.base.llms.types import (
@@ -93,6 +93,8 @@ def _arguments(arguments: Any, index: int) -> dict[str, Any]:
             arguments = json.loads(arguments or "{}")
         except ValueError as error:
             raise ConfigError(f"message {index} calls a tool with arguments that are not JSON: {error}") from error
+    if not isinstance(arguments or {}, Mapping):
+        raise ConfigError(f"message {index} calls a tool with arguments that are no JSON object: {arguments!r}")
     return dict(arguments or {})
 
 
@@ -132,23 +134,24 @@ def log_probs(logprobs: Sequence[TokenLogprob] | None) -> list[list[LogProb]] | 
 
 def chat_message(text: ParsedAnswer) -> ChatMessage:
     """The assistant's message; calls are blocks, and for older readers also in `additional_kwargs`."""
-    blocks: list[Any] = [TextBlock(text=text.content)] if text.content or not text.calls else []
-    blocks += [ToolCallBlock(tool_call_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in text.calls]
+    calls = [*text.calls, *text.invalid]  # the arguments of an invalid one are its text, which reading it refuses
+    blocks: list[Any] = [TextBlock(text=text.content)] if text.content or not calls else []
+    blocks += [ToolCallBlock(tool_call_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in calls]
     told: dict[str, Any] = {}
-    if text.calls:
+    if calls:
         told["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
-            }
-            for call in text.calls
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _written(call.arguments)}}
+            for call in calls
         ]
     return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=told)
 
 
+def _written(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
 def chat_response(model_name: str, completion: Completion, form: ToolFormat | None) -> ChatResponse:
-    text = parse_answer(form, completion.text) if form is not None else ParsedAnswer(completion.text)
+    text = parse_completion(form, completion)
     reason = "tool_calls" if text.calls else completion.finish_reason
     return ChatResponse(
         message=chat_message(text),
@@ -172,21 +175,16 @@ class ChatReader:
 
     def __init__(self, model_name: str, form: ToolFormat | None) -> None:
         self._model_name = model_name
-        self._stream = ToolParser(form) if form is not None else None
+        self._reader = AnswerReader(form)
         self._content = ""
 
     def read(self, chunk: Chunk) -> ChatResponse:
-        text = chunk.text
-        if self._stream is not None:
-            deltas = self._stream.push(text)
-            if chunk.finish_reason is not None:
-                deltas += self._stream.finish()
-            text = "".join(delta.text for delta in deltas if delta.index is None)
+        text = "".join(delta.text for delta in self._reader.read(chunk) if delta.index is None)
         self._content += text
-        calls = tuple(self._stream.calls) if self._stream is not None else ()
+        calls, invalid = tuple(self._reader.calls), tuple(self._reader.invalid)
         reason = "tool_calls" if calls and chunk.finish_reason is not None else chunk.finish_reason
         return ChatResponse(
-            message=chat_message(ParsedAnswer(self._content, calls)),
+            message=chat_message(ParsedAnswer(self._content, calls, invalid)),
             delta=text,
             raw=raw_response(self._model_name, reason, chunk.usage),
             logprobs=log_probs(chunk.logprobs),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import string
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from graftlm.core.chat.messages import ToolCall
 from graftlm.core.chat.tool_format import ToolFormat
+from graftlm.core.request import Chunk, Completion
 
 _ID_ALPHABET = string.ascii_letters + string.digits
 
@@ -63,6 +65,88 @@ def parse_answer(form: ToolFormat, text: str) -> ParsedAnswer:
     return ParsedAnswer(content, tuple(parser.calls), tuple(parser.invalid), tuple(parser.written))
 
 
+def parse_completion(form: ToolFormat | None, completion: Completion) -> ParsedAnswer:
+    """Split a completion into content and tool calls.
+
+    form  how the model writes calls in its text; None if its text holds none. The text of an endpoint is content: it
+          reports calls beside it.
+    """
+    if completion.tool_calls is not None:
+        reported = _Reported(completion.tool_calls)
+        return ParsedAnswer(completion.text, tuple(reported.calls), tuple(reported.invalid), tuple(reported.written))
+    return ParsedAnswer(completion.text) if form is None else parse_answer(form, completion.text)
+
+
+class AnswerReader:
+    """Turns the chunks of one answer into deltas of content and of tool calls; see `parse_completion`."""
+
+    def __init__(self, form: ToolFormat | None) -> None:
+        self._parser = ToolParser(form) if form is not None else None
+        self._reported: _Reported | None = None
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The complete calls so far."""
+        found = self._reported or self._parser
+        return found.calls if found is not None else []
+
+    @property
+    def invalid(self) -> list[InvalidCall]:
+        """The calls so far that cannot be read."""
+        found = self._reported or self._parser
+        return found.invalid if found is not None else []
+
+    def read(self, chunk: Chunk) -> list[ToolDelta]:
+        """Take the next chunk."""
+        if self._parser is not None and chunk.tool_calls is None:
+            deltas = self._parser.push(chunk.text)
+            return deltas + self._parser.finish() if chunk.finish_reason is not None else deltas
+        deltas = [ToolDelta(chunk.text)] if chunk.text else []
+        if chunk.tool_calls:
+            self._reported = _Reported(chunk.tool_calls)
+            for index, (call_id, name, arguments) in enumerate(self._reported.given):
+                deltas += [ToolDelta("", index, call_id, name), ToolDelta(arguments, index)]
+        return deltas
+
+
+class _Reported:
+    """Calls as an endpoint reports them.
+
+    given    id, name and the text of the arguments of each call, in order
+    written  the arguments of each of `calls`
+    """
+
+    def __init__(self, calls: Iterable[Mapping[str, Any]]) -> None:
+        self.given: list[tuple[str, str, str]] = []
+        self.calls: list[ToolCall] = []
+        self.invalid: list[InvalidCall] = []
+        self.written: list[str] = []
+        for call in calls:
+            function = call.get("function")
+            function = function if isinstance(function, Mapping) else {}
+            arguments = function.get("arguments") or "{}"
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            call_id, name = str(call.get("id") or new_call_id()), str(function.get("name") or "")
+            self.given.append((call_id, name, text))
+            value, error = _read_arguments(text)
+            if not name:
+                error = "the call names no tool"
+            if error:
+                self.invalid.append(InvalidCall(call_id, name, text, error))
+            else:
+                self.calls.append(ToolCall(call_id, name, value))
+                self.written.append(text)
+
+
+def _read_arguments(text: str) -> tuple[dict[str, Any], str]:
+    """Return the arguments of a call, and "" or the reason why they are none."""
+    try:
+        value = json.loads(text)
+    except ValueError as invalid:
+        return {}, f"the arguments are not JSON: {invalid}"
+    return (value, "") if isinstance(value, dict) else ({}, "the arguments are not a JSON object")
+
+
 class ToolParser:
     """Split a streamed answer into deltas of content and of tool calls.
 
@@ -103,8 +187,9 @@ class ToolParser:
             return self._content(held)
         if self._state == "after":
             return []
-        if self._state == "name":
-            self._id, self._name = new_call_id(), held
+        if self._state == "name":  # no tool is named: the text stays what the model wrote
+            self._state = "content"
+            return self._content(self._form.begin + held)
         self._end_call("the answer ends inside the call; raise max_tokens")
         return []
 
@@ -164,17 +249,12 @@ class ToolParser:
         return len(text)
 
     def _end_call(self, error: str = "") -> None:
-        arguments: Any = None
-        try:
-            arguments = json.loads(self._arguments) if not error else None
-        except ValueError as invalid:
-            error = f"the arguments are not JSON: {invalid}"
-        if isinstance(arguments, dict):
+        arguments, error = ({}, error) if error else _read_arguments(self._arguments)
+        if error:
+            self.invalid.append(InvalidCall(self._id, self._name, self._arguments, error))
+        else:
             self.calls.append(ToolCall(self._id, self._name, arguments))
             self.written.append(self._arguments)
-        else:
-            error = error or "the arguments are not a JSON object"
-            self.invalid.append(InvalidCall(self._id, self._name, self._arguments, error))
         self._state = "after"
 
     def _read_after(self) -> list[ToolDelta]:

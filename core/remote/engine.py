@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, EngineError, RemoteError, RequestCancelled
@@ -17,7 +16,7 @@ from graftlm.core.remote.language.checking import Language
 from graftlm.core.remote.language.continuation import continuation
 from graftlm.core.remote.ledger.usage import RemoteUsage
 from graftlm.core.remote.transport import loop
-from graftlm.core.remote.transport.answer import Answer, first_stop, until_stop
+from graftlm.core.remote.transport.answer import Answer, until_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.remote.transport.request_body import Query, constraint_kind
 from graftlm.core.request import Chunk, Completion, Request, Submission
@@ -155,10 +154,11 @@ class RemoteEngine:
                 if piece.answers is not None:
                     answers = piece.answers
                 elif text := matchers[piece.index].push(piece.text).text:
-                    listener.on_chunk(Chunk(text, [], index=piece.index))
+                    listener.on_chunk(Chunk(text, [], index=piece.index, tool_calls=()))
         for index, answer in enumerate(answers):
-            rest, reason = matchers[index].flush() + answer.calls_text, _cut(answer, sampling.stop).finish_reason
-            listener.on_chunk(Chunk(rest, [], finish_reason=reason, usage=ledger.usage, index=index))
+            rest, reason = matchers[index].flush(), _cut(answer, sampling.stop).finish_reason
+            calls = answer.tool_calls
+            listener.on_chunk(Chunk(rest, [], None, reason, ledger.usage, index, tool_calls=calls))
         return answers
 
 
@@ -177,13 +177,14 @@ def _completion(request: Request, answers: Sequence[Answer], usage: RemoteUsage)
     texts = [_cut(answer, stop) for answer in answers]
     each = [
         Completion(
-            cut.text + answer.calls_text,
+            cut.text,
             [],
             cut.finish_reason,
             usage,
             logprobs=list(cut.logprobs) if cut.logprobs is not None and request.sampling.logprobs else None,
             request_id=request.id,
-            stop=_stop_of(answer, stop),
+            stop=answer.stopped_by(stop),
+            tool_calls=answer.tool_calls,
         )
         for answer, cut in zip(answers, texts, strict=True)
     ]
@@ -196,9 +197,3 @@ def _cut(answer: Answer, stops: Sequence[str]) -> Answer:
         return answer
     text, reason = until_stop(answer.text, stops, answer.finish_reason)
     return replace(answer, text=text, finish_reason=reason)
-
-
-def _stop_of(answer: Answer, stops: Sequence[str]) -> Any:
-    """The stop string that ended the text, if it is still there; servers mostly take it off and do not say which."""
-    at, end = first_stop(answer.text, stops)
-    return answer.text[at:end] if end else None

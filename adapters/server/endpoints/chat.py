@@ -13,7 +13,7 @@ from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.core.chat.messages import to_messages
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
-from graftlm.core.chat.tool_parser import ParsedAnswer, ToolDelta, ToolParser, parse_answer
+from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion
 from graftlm.core.chat.tools import Tool, named_apart
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
@@ -92,7 +92,7 @@ class ChatWriter:
         self._plain = form is None and not body.logprobs and not body.return_token_ids and not body.counts_on
         self._counts_on = body.counts_on
         self._with_ids = body.return_token_ids
-        self._parsers: dict[int, ToolParser] = {}
+        self._readers: dict[int, AnswerReader] = {}
         self._begun: set[int] = set()
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
@@ -123,13 +123,10 @@ class ChatWriter:
         return [one.usage for one in completions]
 
     def _rich_pieces(self, index: int, chunk: Chunk, usage: Usage | None) -> Iterator[bytes]:
-        deltas, reason = [ToolDelta(chunk.text)] if chunk.text else [], chunk.finish_reason
-        if self._form is not None:
-            parser = self._parsers.setdefault(index, ToolParser(self._form))
-            deltas = parser.push(chunk.text)
-            if reason is not None:
-                deltas += parser.finish()
-                reason = "tool_calls" if parser.calls else reason
+        reader, reason = self._readers.setdefault(index, AnswerReader(self._form)), chunk.finish_reason
+        deltas = reader.read(chunk)
+        if reason is not None and reader.calls:
+            reason = "tool_calls"
         beside: dict[str, Any] = {"logprobs": logprobs_of(chunk.logprobs)} if chunk.logprobs is not None else {}
         if self._with_ids:
             beside["token_ids"] = chunk.token_ids
@@ -142,7 +139,7 @@ class ChatWriter:
             yield self._envelope.chunk(_delta(index, {}, finish_reason=reason), usage)
 
     def _choice(self, index: int, item: Completion) -> dict[str, Any]:
-        parsed = parse_answer(self._form, item.text) if self._form is not None else ParsedAnswer(item.text)
+        parsed = parse_completion(self._form, item)
         calls = [(c.id, c.name, written) for c, written in zip(parsed.calls, parsed.written, strict=True)]
         calls += [(c.id, c.name, c.arguments) for c in parsed.invalid]
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}

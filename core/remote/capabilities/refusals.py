@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from graftlm.core.errors import RemoteError
+from graftlm.core.errors import RemoteError, RemoteTooLong
 from graftlm.core.remote.capabilities.capabilities import Capabilities, MaxTokensField
 
 _UNKNOWN = re.compile(
@@ -28,7 +28,7 @@ def learned(error: RemoteError, sent: Mapping[str, Any], known: Capabilities) ->
     a temperature of 1 is what an endpoint takes by itself.
     """
     said = str(error)
-    if error.status not in (400, 422):
+    if error.status not in (400, 422) or isinstance(error, RemoteTooLong):
         return {}
     chat = "messages" in sent
     names: tuple[MaxTokensField, ...] = get_args(MaxTokensField)

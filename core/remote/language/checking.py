@@ -173,6 +173,8 @@ async def checked(
                 return Checked(whole, "stop", num_asked=num_asked)
         if finish_reason == "length" and limited and language.may_be_cut(text):
             return Checked(text, "length", complete=False, num_asked=num_asked)
+        if whole is not None:
+            return Checked(whole, "stop", num_asked=num_asked)  # the empty text
         if enforced is not None and enforced != "none":
             raise RemoteError(
                 f"{where}: the endpoint took {enforced!r} and {_departure(text, alive)} for {language.shown}; "

@@ -181,7 +181,13 @@ class Values:
         ahead: Ahead,
         name: str | None,
         tell: Callable[[str], None] | None = None,
+        *,
+        limited: bool = True,
     ) -> Value:
+        """Ask for a value under a constraint.
+
+        limited  a value that `max_tokens` cuts ends there; otherwise it is continued.
+        """
         language = await Language.of(sampling)
         told = None if tell is None else Told(tell, sampling.stop, language.follower())
         field = await self._constraint_field(sampling, text.prompt)
@@ -194,7 +200,8 @@ class Values:
             written = await text.generate(sampling, ahead, accept, told=told)
         else:
             written = await text.generate(sampling, ahead, ends=language.end, told=told)
-        return await self._mended(text, written, sampling, language, field, name)
+        limited = limited and sampling.max_tokens is not None
+        return await self._mended(text, written, sampling, language, field, name, limited)
 
     async def _mended(
         self,
@@ -204,6 +211,7 @@ class Values:
         language: Language,
         field: str | None,
         name: str | None,
+        limited: bool,
     ) -> Value:
         """Append the text as far as it meets the constraint, and continue it from there."""
         done = await checked(
@@ -214,12 +222,13 @@ class Values:
             enforced=field,
             max_attempts=self._endpoint.config.max_attempts,
             where=_where(name),
-            limited=sampling.max_tokens is not None,
+            limited=limited,
         )
         if done.num_asked or not written.text.startswith(done.text):
             text.drop("constraint not met")
         text.append(done.text, written.text)
-        final = replace(written, text=done.text, finish_reason=done.finish_reason)
+        stop = written.stop if done.text == written.text else None
+        final = replace(written, text=done.text, finish_reason=done.finish_reason, stop=stop)
         return self._value([final], complete=done.complete)
 
     async def _more(
@@ -243,7 +252,7 @@ class Values:
         if sampling.constrained:
             await self._constraint_field(sampling, sent)
         answers = await self._endpoint.ask(self._query(sent, sampling))
-        each = [Written(*until_stop(a.text, sampling.stop, a.finish_reason), a) for a in answers]
+        each = [Written.of(a, sampling.stop) for a in answers]
         if sampling.constrained:
             language = await Language.of(sampling)
             each = [await self._check_one(language, written, sampling, name) for written in each]
@@ -284,9 +293,10 @@ class Values:
             selection = await score_choices(self._endpoint, prompt, choices, part.method, self.count, self._deadline_s)
             text.append(selection.choice)
             return replace(selection, usage=self._spent)
-        sampling = replace(sampling, choices=choices, max_tokens=max(len(choice.encode()) for choice in choices))
+        longest = max(len(choice.encode()) for choice in choices)
+        sampling = replace(sampling, choices=choices, max_tokens=longest + _ROOM_FOR_BLANKS)
         field = await self._constraint_field(sampling, text.prompt)
-        value = await self._constrained(text, sampling, ahead, part.name)
+        value = await self._constrained(text, sampling, ahead, part.name, limited=False)
         return self._selection(choices, value.text, "asked" if field is None else "constrained")
 
     def _selection(self, choices: tuple[str, ...], choice: str, how: How) -> Selection:
@@ -328,7 +338,10 @@ class Values:
         return None if field == "none" else field
 
     def _value(self, written: list[Written], *, complete: bool = True) -> Value:
-        each = [Completion(one.text, [], one.finish_reason, self._spent, text_complete=complete) for one in written]
+        each = [
+            Completion(one.text, [], one.finish_reason, self._spent, stop=one.stop, text_complete=complete)
+            for one in written
+        ]
         completion = replace(each[0], completions=each) if len(each) > 1 else each[0]
         return Value([one.text for one in each], completion)
 
@@ -338,6 +351,7 @@ async def nothing_ahead() -> Ahead:
     return Ahead(complete=True)
 
 
+_ROOM_FOR_BLANKS = 8  # tokens: models write blanks and line breaks before a choice that nothing enforces
 _NO_FORM = Form(None, True, "<text>", "", (), "", "", False)
 
 
@@ -364,7 +378,7 @@ def _named(name: str | None, kind: str = "gen") -> Iterator[None]:
             raise
         if isinstance(error, RequestTimeout):
             raise RequestTimeout(f"{where}: {error}") from None
-        raise RemoteError(
+        raise type(error)(
             f"{where}: {error}",
             status=error.status,
             code=error.code,

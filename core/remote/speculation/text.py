@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -55,11 +55,22 @@ Start = Callable[[Coroutine[Any, Any, None]], object]
 
 @dataclass(frozen=True)
 class Written:
-    """A value and how it ended. `answer` is the one it was taken from, as it came."""
+    """A value and how it ended.
+
+    answer  the one it was taken from, as it came.
+    stop    the stop string or token id that ended it, where that is known.
+    """
 
     text: str
     finish_reason: FinishReason
     answer: Answer
+    stop: str | int | None = None
+
+    @classmethod
+    def of(cls, answer: Answer, stops: Sequence[str]) -> Written:
+        """Return the answer up to its first stop string; some servers leave it in the text."""
+        text, reason = until_stop(answer.text, stops, answer.finish_reason)
+        return cls(text, reason, answer, answer.stopped_by(stops) if reason == "stop" else None)
 
 
 class RemoteText(GrowingText):
@@ -214,7 +225,8 @@ class RemoteText(GrowingText):
         """The value of a gen; the caller appends it with `append`.
 
         accept  whether a value may come from a surplus, by the value and the stop string after it; given where the
-                endpoint enforces a constraint, so that its answers begin with no blank.
+                endpoint enforces a constraint, so that its answers begin with no blank. Such a value never fetches a
+                surplus: drawn without the constraint it could be of no use, and would be paid twice.
         ends    where a constraint ends a value of a surplus; given where the endpoint does not enforce it.
         told    is told the value while it is written.
         """
@@ -225,7 +237,8 @@ class RemoteText(GrowingText):
         paid = False
         speculates = (
             self._num_spec_tokens is not None and may_speculate(sampling) and (ahead.generates or not ahead.complete)
-        )
+            and accept is None
+        )  # fmt: skip
         if not may_speculate(sampling):
             self.drop("another sampling")
         while True:
@@ -252,14 +265,17 @@ class RemoteText(GrowingText):
             if taken.num_left == 0:
                 if not paid:
                     self._count(RemoteUsage(calls_saved=1))
-                return Written(taken.value, _reason(taken.finish), surplus.answer)
+                owed = surplus.answer.text[after.at : after.at + after.owed]
+                stop = owed if owed in sampling.stop else None
+                return Written(taken.value, _reason(taken.finish), surplus.answer, stop)
             # The call was shorter than the gen may be. Keep what came: asking anew would favour short values.
             self._keep(None)
             left = replace(sampling, max_tokens=taken.num_left)
             more = await self._ask(
                 self.prompt.plus(taken.value), left, stops=sampling.stop, follow=_follow(told, taken.value)
             )
-            return _cut(taken.value + more.text, sampling, more)  # a stop may begin in one answer and end in the next
+            # a stop may begin in one answer and end in the next
+            return Written.of(replace(more, text=taken.value + more.text), sampling.stop)
 
     async def take_choice(self, choices: tuple[str, ...]) -> str | None:
         """A choice from the surplus, if one can be taken; without one the surplus is given up."""
@@ -303,14 +319,14 @@ class RemoteText(GrowingText):
         return Surplus(live.answer, shape, live=live, max_tokens=budget)
 
     async def _plain(self, sampling: SamplingParams, head: str, told: Told | None) -> Written:
-        """Ask for the value alone. Some servers leave the stop in the text, so it is always cut here too."""
+        """Ask for the value alone."""
         follow = _follow(told, "", head)
         answer = await self._ask(self._without(head), sampling, stops=sampling.stop, follow=follow)
         if not answer.text.startswith(head):
             self._count(RemoteUsage(misses={"blanks not written": 1}))
             head = ""
             answer = await self._ask(self.prompt, sampling, stops=sampling.stop, follow=_follow(told, ""))
-        return _cut(answer.text[len(head) :], sampling, answer)
+        return Written.of(replace(answer, text=answer.text[len(head) :]), sampling.stop)
 
     def _head(self, sampling: SamplingParams) -> str:
         """Blanks at the end of the given text, which are not sent but expected in the answer.
@@ -332,10 +348,6 @@ def _counted(surplus: Surplus) -> RemoteUsage:
         return RemoteUsage()
     used, wasted = surplus.split_tokens()
     return RemoteUsage(spec_tokens_used=used, spec_tokens_wasted=wasted)
-
-
-def _cut(text: str, sampling: SamplingParams, answer: Answer) -> Written:
-    return Written(*until_stop(text, sampling.stop, answer.finish_reason), answer)
 
 
 def _follow(told: Told | None, before: str, head: str = "") -> Follow | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import RemoteError
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.ledger.usage import RemoteUsage
@@ -46,6 +45,7 @@ class Answer:
     num_tokens     None where the endpoint did not say, or gave several answers.
     token_ends     the offset in characters after each token; None where the tokens are not known.
     tool_calls     in the shape of the OpenAI API.
+    stop           the stop string or token id that ended the text, where the server names it.
     only_turn      of an endpoint that cannot continue a turn: what follows a value cannot be requested there.
     """
 
@@ -55,27 +55,18 @@ class Answer:
     token_ends: tuple[int, ...] | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    stop: str | int | None = None
     only_turn: bool = False
 
-    @property
-    def calls_text(self) -> str:
-        """The tool calls as the generic ToolFormat writes them, after the text; "" if there are none."""
-        if not self.tool_calls:
-            return ""
-        form = ToolFormat()
-        functions = [call.get("function") or {} for call in self.tool_calls]
-        written = [f"{form.begin}{f.get('name')}{form.middle}{_arguments(f)}{form.end}" for f in functions]
-        return ("\n" if self.text else "") + form.separator.join(written)
+    def stopped_by(self, stops: Sequence[str]) -> str | int | None:
+        """Return the stop that ended the text: one that is left in it, else the one that the server names."""
+        at, end = first_stop(self.text, stops)
+        return self.text[at:end] if end else self.stop
 
     @property
     def ended(self) -> bool:
         """Whether the model ended by itself, where no stop string was sent."""
         return self.finish_reason != "length"
-
-
-def _arguments(function: Mapping[str, Any]) -> str:
-    given = function.get("arguments") or "{}"
-    return given if isinstance(given, str) else json.dumps(given)
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int]:
@@ -195,6 +186,7 @@ class _Pieces:
         self._calls: dict[tuple[int, str], dict[str, Any]] = {}
         self._call_at: dict[int, tuple[int, str]] = {}
         self._chat = self._begun = False
+        self._stop: str | int | None = None
         self._ends: list[int] = []
 
     @property
@@ -211,6 +203,7 @@ class _Pieces:
         text = _content(delta.get("content") if isinstance(delta, Mapping) else choice.get("text")) or ""
         self.text += text
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self._stop = stop_of(choice) if self._stop is None else self._stop
         if isinstance(choice.get("logprobs"), Mapping):
             self._logprobs.append(choice["logprobs"])
             for token in _tokens(choice["logprobs"]) or ():
@@ -232,7 +225,7 @@ class _Pieces:
                 whole["function"][name] += piece if isinstance(piece, str) else json.dumps(piece)
 
     def choice(self, index: int) -> Mapping[str, Any]:
-        choice: dict[str, Any] = {"index": index, "finish_reason": self.finish_reason}
+        choice: dict[str, Any] = {"index": index, "finish_reason": self.finish_reason, "stop_reason": self._stop}
         if self._logprobs:
             names = {name for piece in self._logprobs for name, values in piece.items() if isinstance(values, list)}
             choice["logprobs"] = {n: [v for piece in self._logprobs for v in piece.get(n) or ()] for n in names}
@@ -269,7 +262,14 @@ def _read(choice: Mapping[str, Any], num_tokens: int | None, config: EndpointCon
         hint = "; its limit went into thoughts, raise max_tokens" if finish == "length" else "; change the prompt"
         raise RemoteError(f"{config.base_url} answered no text (its content is null, finish_reason {reason!r}){hint}")
     logprobs, ends = _read_logprobs(choice.get("logprobs"), content)
-    return Answer(content, finish, num_tokens if num_tokens or not content else None, ends, logprobs, calls)
+    counted = num_tokens if num_tokens or not content else None
+    return Answer(content, finish, counted, ends, logprobs, calls, stop_of(choice))
+
+
+def stop_of(choice: Mapping[str, Any]) -> str | int | None:
+    """Return the stop string or token id that a choice names, in the field of any server."""
+    found = (choice.get(name) for name in ("stop_reason", "matched_stop", "stop_sequence", "stopping_word"))
+    return next((one for one in found if isinstance(one, str | int) and not isinstance(one, bool) and one != ""), None)
 
 
 def _content(given: Any) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from graftlm.core.errors import RemoteError
+from graftlm.core.errors import RemoteError, RemoteTooLong
 
 if TYPE_CHECKING:
     from graftlm.core.remote.config import EndpointConfig
@@ -18,6 +19,29 @@ MAX_RETRY_AFTER_S = 120.0
 """An endpoint that asks for a longer wait is not asked again: its error says how long it wants."""
 
 _MAX_QUOTED = 500  # characters of an endpoint's own message
+
+_TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error", "context_window_exceeded")
+_TOO_LONG = re.compile(
+    r"""context[ _-]?(?:length|size|window)\b.{0,60}\b(?:exceed|overflow|is\ \d|of\ (?:only\ )?\d|\(\d)
+    | (?:exceed|longer\ than|too\ large\ for|greater\ than|beyond).{0,60}context
+    | maximum\ (?:context|prompt|model|input|sequence)\ length
+    | (?:input|prompt|model|sequence)\ length\b.{0,40}\bexceeds?
+    | longer\ than\ the\ (?:maximum\ )?model
+    | (?:prompt|input|request|conversation)\ is\ too\ long
+    | too\ many\ (?:input\ |prompt\ )?tokens
+    | token\ count\b.{0,60}\bexceeds?
+    | exceed\w*\ (?:the\ )?(?:model\ )?(?:token\ limit|maximum\ number\ of\ (?:input\ )?tokens|max\ length)
+    | must\ have\ less\ than\ \d+\ tokens
+    | tokens`?\ \+\ `?max_new_tokens
+    | reduce\ the\ length\ of\ (?:the|your)\ (?:messages|prompt|input)
+    | range\ of\ input\ length
+    | the\ context\ is\ \d
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+"""How servers say that a request does not fit: OpenAI, Azure, vLLM, SGLang, llama.cpp, Ollama, LM Studio, TGI,
+TensorRT-LLM, Anthropic, Gemini, Mistral, Cohere, Bedrock, xAI, Groq, Moonshot, DashScope, OpenRouter."""
+_PER_TIME = re.compile(r"per (?:second|minute|hour|day)|\bTPM\b|rate[ _-]?limit", re.IGNORECASE)
 
 _NEVER_AGAIN = ("insufficient_quota", "context_length_exceeded", "billing_hard_limit_reached")
 _AGAIN = (408, 409, 429)
@@ -67,8 +91,9 @@ def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False)
     if isinstance(error, openai.APIConnectionError):
         return _of_connection(error.__cause__ or error, config, begun)
     if isinstance(error, openai.APIError):  # an error inside of a stream
-        message = words_of(error.body) or str(error)
-        return Failure(RemoteError(_says(config, None, message, error.code), code=error.code), not begun)
+        message, code = words_of(error.body) or str(error), error.code
+        kind = _kind(None, code, message)
+        return Failure(kind(_says(config, None, message, code), code=code), not begun and kind is RemoteError)
     if isinstance(error, UnicodeEncodeError):
         text = f"the request holds a lone surrogate ({error.object[error.start]!r}), which UTF-8 cannot write"
         return Failure(RemoteError(f"{text}; read its text with errors='replace', or remove it"), False)
@@ -102,7 +127,7 @@ def no_answer(config: EndpointConfig, what: str, found: Any) -> RemoteError:
     """An answer with status 200 that holds no completion."""
     message = words_of(found.get("error")) if isinstance(found, Mapping) else None
     if message:
-        return RemoteError(_says(config, None, message, None))
+        return _kind(None, None, message)(_says(config, None, message, None))
     shown = _shorten(config.redact(repr(found)))
     return RemoteError(f"{config.base_url} answered {what}: {shown}; check that it is an OpenAI-compatible API")
 
@@ -118,8 +143,20 @@ def _of_status(error: Any, config: EndpointConfig) -> Failure:
     if code in _NEVER_AGAIN or (wait_s is not None and wait_s > MAX_RETRY_AFTER_S):
         again = False
     message = words_of(error.body) or words_of(_text_of(error.response))
-    failure = RemoteError(_says(config, status, message, code, wait_s), status=status, code=code, retry_after_s=wait_s)
+    kind = _kind(status, code, message)
+    if kind is RemoteTooLong:
+        again = False
+    failure = kind(_says(config, status, message, code, wait_s), status=status, code=code, retry_after_s=wait_s)
     return Failure(failure, again, wait_s)
+
+
+def _kind(status: int | None, code: str | None, message: str | None) -> type[RemoteError]:
+    """Return RemoteTooLong for an error that says that the request exceeds the model's context, else RemoteError."""
+    if code in _TOO_LONG_CODES:
+        return RemoteTooLong
+    said = message or ""
+    exceeds = status in (None, 400, 413, 422, 500) and _TOO_LONG.search(said) and not _PER_TIME.search(said)
+    return RemoteTooLong if exceeds else RemoteError
 
 
 def _of_connection(cause: BaseException, config: EndpointConfig, begun: bool) -> Failure:
@@ -142,6 +179,8 @@ def _says(
         return f"{text}; it asks to wait {wait_s:,.0f} s, and {MAX_RETRY_AFTER_S:.0f} s is the most that is waited"
     if code == "insufficient_quota":
         return f"{text}; the account has no credit left"
+    if _kind(status, code, message) is RemoteTooLong:
+        return f"{text}; shorten the prompt, or lower max_tokens"
     remedy = _REMEDIES.get(status or 0, "ask again later, or raise max_retries" if (status or 500) >= 500 else None)
     return f"{text}; {remedy}" if remedy is not None else text
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from graftlm.core.chat.messages import ToolCall
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import ToolParser, parse_answer
@@ -31,3 +33,12 @@ def test_a_call_that_is_cut_off_is_invalid_and_not_lost() -> None:
 
 def test_text_without_a_call_is_left_as_it_is() -> None:
     assert parse_answer(ToolFormat(), "a < b <tool_cal\n").content == "a < b <tool_cal\n"
+
+
+@pytest.mark.parametrize("text", ['<tool_call>\n{"name": "', '<tool_call>\n{"name": "ad'])
+def test_a_text_that_ends_inside_the_name_of_a_tool_used_to_be_a_call_of_no_name(text: str) -> None:
+    read = parse_answer(ToolFormat(), text)
+    assert (read.content, read.calls, read.invalid) == (text, (), ())
+    stream = ToolParser(ToolFormat())
+    deltas = [delta for character in text for delta in stream.push(character)] + stream.finish()
+    assert "".join(delta.text for delta in deltas if delta.index is None) == text

@@ -123,6 +123,42 @@ def test_arguments_that_are_no_json_are_an_invalid_call_that_says_so() -> None:
         assert done.tool_calls == [] and "not JSON" in done.invalid_tool_calls[0]["error"]
 
 
+TRAILING = '{"a": 2} trailing'
+LITERAL = 'Write <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> to call it.'
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning")  # LlamaIndex's own
+def test_arguments_that_are_no_json_used_to_be_shown_in_a_text_that_was_never_sent() -> None:
+    with Server(answers({"2": ""}), calls=lambda body: [("add", TRAILING)]) as server:
+        llm = ChatGraftLM(model="m", base_url=server.url).bind_tools([add])
+        done = llm.invoke("2 + 3?")
+        (invalid,) = done.invalid_tool_calls
+        assert (done.content, done.tool_calls, invalid["args"]) == ("", [], TRAILING)
+        assert "Extra data" in (invalid["error"] or "")
+        chunks = list(llm.stream("2 + 3?"))
+        assert [c["args"] for chunk in chunks for c in chunk.tool_call_chunks if c["args"]] == [TRAILING]
+        assert "".join(str(chunk.content) for chunk in chunks) == ""
+        index = GraftLLM(model="m", api_base=server.url)
+        asked = index.chat_with_tools([FunctionTool.from_defaults(add)], "2 + 3?")
+        assert asked.message.content is None
+        with pytest.raises(ValueError, match="not JSON"):
+            index.get_tool_calls_from_response(asked)
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning")  # LlamaIndex's own
+def test_content_that_shows_a_call_used_to_become_one() -> None:
+    with Server(answers({"how": LITERAL}), calls=lambda body: []) as server:
+        llm = ChatGraftLM(model="m", base_url=server.url)
+        for bound in (llm.bind_tools([add]), llm.bind_tools([add], tool_choice="none")):
+            done = bound.invoke("how?")
+            assert (done.content, done.tool_calls) == (LITERAL, [])
+            assert "".join(str(chunk.content) for chunk in bound.stream("how?")) == LITERAL
+        index = GraftLLM(model="m", api_base=server.url)
+        asked = index.chat_with_tools([FunctionTool.from_defaults(add)], "how?")
+        assert asked.message.content == LITERAL
+        assert index.get_tool_calls_from_response(asked, error_on_no_tool_call=False) == []
+
+
 def test_a_choice_of_tools_without_tools_raises_at_an_endpoint_too() -> None:
     with Server(answers({"hello": "Hi."})) as server, pytest.raises(ConfigError, match="none were given"):
         ChatGraftLM(model="m", base_url=server.url).invoke("hello", tool_choice="any")

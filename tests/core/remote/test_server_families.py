@@ -132,7 +132,7 @@ REFUSALS: dict[str, tuple[int, Any, str]] = {
     "llama.cpp's context": (
         400,
         {"error": {"code": 400, "message": "exceeds the context", "type": "exceed_context_size_error", "n_ctx": 512}},
-        "400.*: exceeds the context; change",
+        "400.*: exceeds the context; shorten the prompt",
     ),
     "ollama's model": (
         404,
@@ -162,7 +162,7 @@ REFUSALS: dict[str, tuple[int, Any, str]] = {
     "anthropic's own": (
         400,
         {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long"}},
-        "400 invalid_request_error: prompt is too long; change",
+        "400 invalid_request_error: prompt is too long; shorten the prompt",
     ),
     "openrouter's credit": (402, {"error": {"code": 402, "message": "Insufficient credits"}}, "credits; add credit"),
     "groq's size": (413, {"error": {"message": "too large", "code": "rate_limit_exceeded"}}, "too large; shorten"),

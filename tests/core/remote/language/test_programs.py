@@ -9,7 +9,7 @@ import pytest
 import graftlm as gl
 from graftlm.core.errors import ConfigError, RemoteError
 from graftlm.core.program.state import ProgramState
-from tests.core.remote.models import answers, continues, follows_layout, writes
+from tests.core.remote.models import Model, answers, continues, follows_layout, writes
 from tests.core.remote.server import Fault, Server
 
 KNOWN = {"continue_turn": "continue_final_message", "logprobs": False, "echo": False, "regex": "none"}
@@ -376,3 +376,68 @@ def test_a_model_that_is_not_there_is_named_without_a_word_of_paths() -> None:
         server.behaviour.model = "m"
         with pytest.raises(RemoteError, match=said):
             rt.generate("x", max_tokens=2)
+
+
+# -- constraints that nothing enforces ---------------------------------------------------------------------------------
+
+
+def choose(s: ProgramState) -> None:
+    s += "Pick one:" + gl.select("choice", ["Apple", "Avocado"])
+
+
+@pytest.mark.parametrize("written", [" Apple", "\n\n   Apple pie", "Apple"])
+def test_blanks_before_a_choice_used_to_end_in_an_index_error(written: str) -> None:
+    with Server(continues(f"Pick one:{written}")) as server, runtime(server, choices="none") as rt:
+        state = gl.program(choose).run(runtime=rt)
+        assert state["choice"] == "Apple"
+
+
+def letter_by_letter(text: str) -> Model:
+    """Continues a text by single characters."""
+    whole = continues(text)
+    return lambda prompt, draw: (whole(prompt, draw) or "")[:1] or None
+
+
+def test_a_choice_that_the_limit_cuts_is_continued() -> None:
+    model = letter_by_letter("Pick one:" + " " * 12 + "Avocado")
+    with Server(model) as server, runtime(server, choices="none") as rt:
+        assert gl.program(choose).run(runtime=rt)["choice"] == "Avocado"
+        assert len(server.calls) == 2
+
+
+def test_blanks_alone_are_an_error_that_names_the_choice() -> None:
+    with Server(letter_by_letter("Pick one:" + " " * 40)) as server, runtime(server, choices="none") as rt:
+        state = gl.program(choose).run(runtime=rt)
+        with pytest.raises(RemoteError, match="select 'choice'"):
+            state["choice"]
+
+
+def test_a_model_that_leaves_a_constraint_at_once_used_to_fail_where_the_empty_text_is_allowed() -> None:
+    with Server(continues("go: no")) as server, runtime(server) as rt:
+        assert rt.generate("go: ", regex="(yes)?", max_tokens=8).text == ""
+        assert rt.generate("go: ", regex="[0-9]*", max_tokens=8).text == ""
+
+
+def test_a_speculated_value_under_an_enforced_constraint_used_to_be_paid_twice() -> None:
+    def ask(s: ProgramState) -> None:
+        for name in "abcd":
+            s += f"{name}: " + gl.gen(name, regex="[0-9]{2}", max_tokens=4) + "\n"
+
+    totals = []
+    for num in (None, 64):
+        program = gl.program(num_api_spec_tokens=num, temperature=0)(ask)
+        with Server(writes("12"), constraints=["regex"]) as server, runtime(server, regex="regex") as rt:
+            assert len(program.run(runtime=rt)["d"]) == 2
+            totals.append((len(server.calls), server.totals()[2]))
+    assert totals[1] == totals[0]
+
+
+def test_the_stop_that_a_server_names_used_to_be_dropped() -> None:
+    def named(body: dict[str, Any]) -> dict[str, Any]:
+        for choice in body.get("choices", ()):
+            choice["stop_reason"] = "\n" if choice.get("finish_reason") == "stop" else None
+        return body
+
+    with Server(writes("31\n"), edit=named) as server, runtime(server) as rt:
+        assert rt.generate("Age: ", stop="\n").stop == "\n"
+        assert rt.generate("Age: ", stop="\n", regex="[0-9]+", max_tokens=8).stop == "\n"
