@@ -25,7 +25,7 @@ from graftlm.adapters.dspy.pieces import joined, literal, lower_schema
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.pydantic_schema import INTEGER, NUMBER, schema_of
-from graftlm.core.grammar.regex import regex
+from graftlm.core.grammar.regex import parser
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
 
@@ -59,7 +59,7 @@ class Field:
             case "text":
                 return Lowered(text_value(self.value), {})
             case "regex":
-                return Lowered(regex.parse(self.value), {})
+                return Lowered(parser.parse(self.value), {})
             case "choices":
                 return Lowered(ast.alternation(*(ast.literal(option) for option in self.value)), {})
             case "decision":

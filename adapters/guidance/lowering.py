@@ -16,7 +16,7 @@ from typing import TypeGuard
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.regex import regex
+from graftlm.core.grammar.regex import parser
 from graftlm.core.grammar.schema.algebra.text_language import lengths
 from guidance._ast import (
     GrammarNode,
@@ -204,7 +204,7 @@ def _language(node: GrammarNode) -> ast.Node:
                 raise _NotRegular
             return ast.literal(value)
         case RegexNode(str(pattern)):
-            return regex.parse(pattern)
+            return parser.parse(pattern)
         case SelectNode(alternatives):
             return ast.alternation(*map(_language, alternatives))
         case JoinNode(nodes):

@@ -295,9 +295,9 @@ def language_of(
     """
     match spec:
         case Regex(pattern):
-            from graftlm.core.grammar.regex import regex
+            from graftlm.core.grammar.regex import parser
 
-            return Language(regex.parse(pattern, max_depth=options.limits.depth))
+            return Language(parser.parse(pattern, max_depth=options.limits.depth))
         case Choices(options=choices):
             return Language(ast.alternation(*map(ast.literal, choices)))
         case JsonSchema():

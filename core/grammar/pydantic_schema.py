@@ -13,9 +13,9 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from graftlm.core.grammar.regex import range_patterns
 from graftlm.core.grammar.schema.algebra.formats import FORMATS
 
+_MOST_DIGITS: Final = 18
 INTEGER: Final = r"-?(0|[1-9][0-9]{0,17})"
 NUMBER: Final = r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,12})?"
 _KEYS: Final = {"int": INTEGER, "float": NUMBER, "decimal": NUMBER, "bool": "true|false"}
@@ -126,7 +126,7 @@ class OutputSchema(GenerateJsonSchema):
         if pattern == INTEGER:
             low, high = _bounds(keys, 1)
             if low is not None or high is not None:
-                pattern = range_patterns.integers(low, high)
+                pattern = integer_pattern(low, high)
         return described if pattern is None else {**described, "propertyNames": {"pattern": f"^({pattern})$"}}
 
     def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
@@ -137,7 +137,7 @@ class OutputSchema(GenerateJsonSchema):
             return described
         if low is None and high is None or (low or date.min) > (high or date.max):
             return described
-        pattern = range_patterns.between(str(low or date.min), str(high or date.max))
+        pattern = between_pattern(str(low or date.min), str(high or date.max))
         return {**described, "pattern": f"^{pattern}$"}
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
@@ -220,3 +220,44 @@ def _bounds(schema: Mapping[str, Any], step: Any) -> tuple[Any, Any]:
     if schema.get("lt") is not None:
         highs.append(schema["lt"] - step)
     return max(lows, default=None), min(highs, default=None)
+
+
+def integer_pattern(low: int | None = None, high: int | None = None) -> str:
+    """Return a pattern of the integers from `low` to `high`, both included, as JSON writes them.
+
+    Integers without a bound have at most 18 digits. The pattern matches nothing if `high` is below `low`.
+    """
+    largest = 10**_MOST_DIGITS - 1
+    low, high = max(-largest, -largest if low is None else low), min(largest, largest if high is None else high)
+    ways = [f"-({_naturals(max(1, -high), -low)})"] if low < 0 and low <= high else []
+    if high >= max(low, 0):
+        ways.append(_naturals(max(low, 0), high))
+    return "|".join(ways) or "[^\\s\\S]"
+
+
+def between_pattern(low: str, high: str) -> str:
+    """Return a pattern of the texts from `low` to `high`, which are equally long and differ in digits only."""
+    if low == high:
+        return re.escape(low)
+    if low[0] == high[0]:
+        return re.escape(low[0]) + between_pattern(low[1:], high[1:])
+    least, most = re.sub("[0-9]", "0", low[1:]), re.sub("[0-9]", "9", high[1:])
+    first, last = int(low[0]) + (low[1:] != least), int(high[0]) - (high[1:] != most)
+    ways = [low[0] + between_pattern(low[1:], most)] if low[1:] != least else []
+    if first <= last:
+        ways.append((f"[{first}-{last}]" if first < last else str(first)) + _any(low[1:]))
+    if high[1:] != most:
+        ways.append(high[0] + between_pattern(least, high[1:]))
+    return ways[0] if len(ways) == 1 else f"({'|'.join(ways)})"
+
+
+def _naturals(low: int, high: int) -> str:
+    ways = []
+    for length in range(len(str(low)), len(str(high)) + 1):
+        first, last = max(low, 10 ** (length - 1) if length > 1 else 0), min(high, 10**length - 1)
+        ways.append(between_pattern(str(first), str(last)))
+    return "|".join(ways)
+
+
+def _any(text: str) -> str:
+    return "".join("[0-9]" if char.isdigit() else re.escape(char) for char in text)

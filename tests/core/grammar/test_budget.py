@@ -12,7 +12,7 @@ from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar import Grammar, Limits, ast, budget
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.budget import check, limited
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from tests.grammars import BYTES, compiled
 
 EXPLODING = "(a|b)*a(a|b){18}"

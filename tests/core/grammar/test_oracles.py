@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, hf as llguidance_hf, numpy as llg
 
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.engines.fsm import FsmGrammar
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from tests.core.grammar.vocabularies import allowed, bpe_tokenizer, bpe_vocabulary
 
 REGEXES = [

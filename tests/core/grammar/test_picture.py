@@ -8,7 +8,7 @@ import pytest
 
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.picture import MAX_STATES, draw
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 
 
 def drawn(pattern: str) -> list[str]:

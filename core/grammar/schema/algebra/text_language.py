@@ -16,7 +16,7 @@ from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.automata.products.letters import are_apart
 from graftlm.core.grammar.automata.products.plain_text import plain_text
 from graftlm.core.grammar.automata.products.witness import has_witness
-from graftlm.core.grammar.regex import regex
+from graftlm.core.grammar.regex import parser
 from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS, ContentFormat
 from graftlm.core.grammar.schema.algebra.shapes import Text
 from graftlm.core.grammar.schema.text import json_text
@@ -30,7 +30,7 @@ def pattern_node(pattern: str, wide: bool = False) -> Node:
 
     Raises GrammarError with a position.
     """
-    return regex.parse(pattern, search=True, portable=True, wide=wide)
+    return parser.parse(pattern, search=True, portable=True, wide=wide)
 
 
 @lru_cache(maxsize=1024)
@@ -53,7 +53,7 @@ def format_node(name: str) -> Node:
     """Plain texts of format `name`."""
     if isinstance(name, ContentFormat):
         return name.node
-    return regex.parse(FORMATS[name])
+    return parser.parse(FORMATS[name])
 
 
 def contains(pattern: str, text: str) -> bool:
@@ -169,7 +169,7 @@ def _refused_kinds(shape: Text) -> list[Node]:
 @lru_cache(maxsize=64)
 def wide_format_node(name: str) -> Node:
     """Plain texts that some reader takes for format `name`."""
-    return regex.parse(WIDE_FORMATS.get(name, "(?s:.*)"))
+    return parser.parse(WIDE_FORMATS.get(name, "(?s:.*)"))
 
 
 def _combined(parts: list[Node], refused: list[Node], shape: Text) -> Node:

@@ -13,7 +13,7 @@ from graftlm.core.grammar.automata import determinize, jit
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.walks import self_loops
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.kernels import disk_cache
 from tests.core.grammar.vocabularies import bpe_vocabulary, row_at
 
@@ -157,7 +157,7 @@ sys.modules["numba"] = None
 warnings.simplefilter("error")
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.engines.fsm import FsmGrammar
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 vocabulary = Vocabulary([bytes([b]) for b in range(256)] + [b"ab", b"abc", b""], eos_token_id=258)

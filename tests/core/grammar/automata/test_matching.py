@@ -7,7 +7,7 @@ import pytest
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.regex import regex
+from graftlm.core.grammar.regex import parser
 
 PATTERNS = [
     *("", "a", "ab|a", "[ab]{2,3}", "(a|ab)(b|)", "(a*)*b", "(a?b?){2}", "(ab?){0,2}", "é|a", "(a|é){2,}", "a+b+"),
@@ -18,7 +18,7 @@ PATTERNS = [
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("search", [False, True])
 def test_a_node_matches_the_texts_that_its_automaton_accepts(pattern: str, search: bool) -> None:
-    node = regex.parse(pattern, search=search)
+    node = parser.parse(pattern, search=search)
     for length in range(5):
         for letters in texts_of("abé", repeat=length):
             text = "".join(letters)

@@ -10,7 +10,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.engines.automaton import AutomatonMatcher
 from graftlm.core.grammar.engines.fsm import FsmGrammar
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.test_dfa import COUNTED

@@ -17,7 +17,7 @@ from graftlm.core.grammar.engines import llguidance
 from graftlm.core.grammar.engines.lark.lark import to_lark
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 from graftlm.core.grammar.matcher import Matcher
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Composite, JsonSchema, Lark, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests import grammars

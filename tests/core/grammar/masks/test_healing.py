@@ -6,7 +6,7 @@ import pytest
 
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.healing import encode_after, heal
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from tests.core.grammar.vocabularies import bpe_vocabulary
 
 

@@ -14,11 +14,11 @@ from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.walks.self_loops import self_loop
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.test_dfa import COUNTED
-from tests.core.grammar.regex.test_regex import PATTERNS
+from tests.core.grammar.regex.test_parser import PATTERNS
 from tests.core.grammar.vocabularies import allowed, allowed_at, bpe_vocabulary, byte_vocabulary, row_at
 
 STRING = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))%s"'

@@ -11,7 +11,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.spelling import is_complete
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.vocabularies import allowed, byte_vocabulary
 

@@ -12,7 +12,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.nfa.least_places import _LeastPlaces, check_places
 from graftlm.core.grammar.automata.products.product import without_products
-from graftlm.core.grammar.regex import regex
+from graftlm.core.grammar.regex import parser
 from graftlm.core.grammar.schema.lowering import lower_schema
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options
 from tests.grammars import compiled
@@ -41,7 +41,7 @@ def test_an_automaton_has_no_fewer_places(schema: dict[str, Any]) -> None:
     "pattern", ["(a|bc){2,4}", "(abc){90}", "(x{3,80}y?)*", "a+|b{0,3}", "[a-zé]{30}|", "((ab){5}c){7}"]
 )
 def test_repeats_take_their_places_whether_or_not_they_are_counted(pattern: str) -> None:
-    node = regex.parse(pattern)
+    node = parser.parse(pattern)
     for counters in (True, False):
         places = NfaBuilder(1 << 40, counters=counters).build(node).num_states
         assert _LeastPlaces(counters).of(node) <= places <= 3 * _LeastPlaces(counters).of(node)

@@ -12,7 +12,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 
 WORDS = ["".join(letters) for n in range(6) for letters in itertools.product("ab", repeat=n)]
 PATTERNS = st.sampled_from(["a*", "(a|bb)*", "[ab]{2,4}", "a?b+", "", "(ab)*a?", ".*b.*", "b"])

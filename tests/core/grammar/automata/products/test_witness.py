@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.automata.products.witness import has_witness, has_witness_in_parts
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 
 PATTERNS = st.sampled_from(
     ["a", "a*", "[ab]*", "a[a-z]*", "(ab)+", "[a-z]{2,4}", "x-.*", ".*-y", "(?s:.*)", "b|é+", "[]"]

@@ -17,7 +17,7 @@ from graftlm.core.grammar.automata.nfa.kept_blocks import blocks_of, share
 from graftlm.core.grammar.automata.stack.dpda_builder import NotDeterministicError, build_dpda
 from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.compile import language_of
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options
 
 LIST = {"list": ast.concat(ast.literal("["), ast.separated(Rule("list"), ast.literal(","), 0, None), ast.literal("]"))}

@@ -11,7 +11,7 @@ import pytest
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import Grammar
 from graftlm.core.grammar.engines.lark.overlaps import as_one
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import JsonSchema
 from tests.grammars import BYTES, allows
 

@@ -12,7 +12,7 @@ from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.trie import slices
 from graftlm.core.grammar.masks.trie.slices import JSON_STRING, CharClass, Slice, Slices
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.vocabularies import allowed_at, bpe_vocabulary
 

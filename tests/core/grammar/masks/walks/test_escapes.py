@@ -16,7 +16,7 @@ from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.stack_masks import StackMasks
 from graftlm.core.grammar.masks.trie.slices import JSON_NAME, JSON_STRING, CharClass
 from graftlm.core.grammar.masks.walks.self_loops import self_loop
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import JsonSchema, Options
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.stack.test_dpda import of_schema

@@ -17,11 +17,11 @@ from graftlm.core.grammar.masks.walks.trie_walk import (
     allow_tokens_by_level,
     first_continued,
 )
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Limits
 from tests.core.grammar.automata.test_dfa import COUNTED
 from tests.core.grammar.masks.test_masks import NARROW, STRING, walk_at_random
-from tests.core.grammar.regex.test_regex import PATTERNS
+from tests.core.grammar.regex.test_parser import PATTERNS
 from tests.core.grammar.vocabularies import bpe_vocabulary, continued
 
 

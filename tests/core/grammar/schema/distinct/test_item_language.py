@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.schema.distinct.item_language import ItemLanguage, as_read
 
 

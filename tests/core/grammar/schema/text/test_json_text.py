@@ -12,7 +12,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.engines.regex_text import plain
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.schema.text import json_text
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\/\n\t\x00\x1f\x7fé'), max_size=5)

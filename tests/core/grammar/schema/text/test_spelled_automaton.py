@@ -7,7 +7,7 @@ import json
 import pytest
 
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.schema.text.spelled_automaton import spelled
 
 TEXTS = ["", "a", "é😀", '"', "\\", '\\"a', "\n", "\t\r", "\x00", "\x1f", "\x0b", "ab\n", "\x7f"]

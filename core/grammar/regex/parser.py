@@ -1,48 +1,49 @@
-r"""Regular expressions in the dialect of Python's `re`, as far as it is regular.
+r"""Parse regular expressions in the dialect of Python's `re`, as far as it is regular.
 
     a . [a-z^] [^...] \d \D \w \W \s \S \p{L} \P{L} \n \t \x41 \u0041 \U00000041 \u{41} \N{BULLET} \101 \.
-    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...) \1 (?P=name) \k<name>
-    (?=...) (?!...) (?<=...) (?<!...) \b \B ^ $ \A \Z
+    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...)
+    (?=...) (?!...) \b ^ $ \A \Z
     | * + ? {m} {m,} {,n} {m,n} and their lazy forms
 
 `re` has no \p{...}, \cJ, \u{...} and \x{...}; they mean what they mean in ECMA-262, Rust and PCRE.
 
-Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead intersects what
-follows to the end, or is taken from it; threads.py keeps lookbehinds, lookaheads in repeats, and lookarounds inside
-others. A backreference to a group of few texts is an alternative for each. Others, conditionals, atomic groups and
-possessive repeats of more than one character are refused, with their position.
+Greediness does not change which texts match, so lazy and greedy repeats are the same. Lookaheads are supported outside
+of repeats, anchors at the ends of alternatives, \b at the start and after a character. Backreferences, lookbehinds, \B,
+conditionals, atomic groups and possessive repeats raise GrammarError with their position and a remedy.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NoReturn
 
 from graftlm.core.grammar.ast import (
     ANY_CHAR,
     EMPTY,
     NOTHING,
-    CharSet,
-    Literal,
     Node,
-    Range,
+    Rule,
     alternation,
     char_set,
     complement,
     concat,
     literal,
-    normalise,
+    optional,
     repeat,
 )
 from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.regex import anchors, backreferences, line_ends, lookarounds, threads
-from graftlm.core.grammar.regex.characters import Characters
-from graftlm.core.grammar.regex.escapes import is_octal, surrogate_pair
-from graftlm.core.grammar.regex.flags import NAMES, Flags
+from graftlm.core.grammar.regex import anchors
+from graftlm.core.grammar.regex.classes import Characters
+from graftlm.core.grammar.regex.escapes import FLAGS, Flags, is_octal, surrogate_pair
 
-_PLACES = frozenset(("^", "$", r"\A", r"\Z", r"\z", r"\b", r"\B"))
-_REFUSED_GROUPS = {">": "atomic group", "(": "conditional"}
-_REFERENCE = re.compile(r"\\[1-9]|\\k<|\(\?P=")
+_PLACES = frozenset(("^", "$", r"\A", r"\Z", r"\z", r"\b"))
+_REFUSED_GROUPS = {
+    ">": "an atomic group (?>...) is not supported; write a plain group (?:...)",
+    "(": "a conditional (?(...)...) is not supported; write the alternatives out",
+    "<=": "a lookbehind (?<=...) is not supported; write the text before it into the pattern",
+    "<!": "a lookbehind (?<!...) is not supported; write the text that may stand before it into the pattern",
+}
 _LETTERS = re.compile(r"[A-Za-z0-9_/:;,@%&=~\"'`!<> -]{2,}(?![*+?{])")
 """Characters that stand for themselves, but for one that a quantifier may follow."""
 
@@ -50,54 +51,27 @@ _LETTERS = re.compile(r"[A-Za-z0-9_/:;,@%&=~\"'`!<> -]{2,}(?![*+?{])")
 def parse(
     pattern: str, *, search: bool = False, portable: bool = False, wide: bool = False, max_depth: int = 64
 ) -> Node:
-    r"""The texts that `pattern` matches as a whole or, with `search`, that contain a match of it.
+    r"""Return the texts that `pattern` matches as a whole or, with `search`, that contain a match of it.
 
     portable  only texts that match in Python, ECMA-262 and Rust alike: they differ in how much of Unicode \d, \w, \s
               and the dot take.
     wide      with `portable`: all texts that match in one of them.
 
-    Raises GrammarError with the position of what cannot be parsed or kept.
+    Raises GrammarError with the position of a part that cannot be parsed or is not supported.
     """
-    try:
-        node = _Parser(pattern, max_depth, portable, wide).parse()
-    except backreferences.ManyTextsError:
-        among = _Parser(pattern, max_depth, portable, wide).characters(search=search)
-        if among is None:
-            raise
-        node = _Parser(pattern, max_depth, portable, wide, among).parse()
-    useless = None
-    ahead = lookarounds.without_lookbehinds(node)
-    if not lookarounds.looks_behind(ahead):
-        try:
-            return anchors.found_anywhere(ahead, wide=wide) if search else anchors.anchored(ahead)
-        except anchors.InThreadsError as error:
-            useless = error.useless
-    found = threads.language(node, search=search, wide=wide)
-    if useless is not None and not found.accepting:
-        raise useless
-    return found
+    node = _Parser(pattern, max_depth, search=search, portable=portable, wide=wide).parse()
+    return anchors.found_anywhere(node, wide=wide) if search else anchors.anchored(node)
 
 
 class _Parser(Characters):
-    def __init__(
-        self,
-        pattern: str,
-        max_depth: int,
-        portable: bool,
-        wide: bool = False,
-        among: tuple[Range, ...] | None = None,
-    ) -> None:
+    def __init__(self, pattern: str, max_depth: int, *, search: bool, portable: bool, wide: bool) -> None:
         super().__init__(pattern, portable, wide)
-        self._among = among  # what all characters of a text are, where that is known
-        self._skims = False  # past lookarounds
+        self._search = search
         self._depth = 0
+        self._num_looks = 0  # lookaheads around this position
         self._max_depth = max_depth
-        self._refers = _REFERENCE.search(pattern) is not None
         self._has_comments = "(?#" in pattern
-        self._has_line_ends = False  # `$` of Python
-        self._num_groups = 0
-        self._closed: set[int] = set()  # groups that a backreference may name
-        self._names: dict[str, int] = {}
+        self._names: set[str] = set()
 
     def parse(self) -> Node:
         if self._text.startswith("(?"):
@@ -105,21 +79,7 @@ class _Parser(Characters):
         node = self._alternatives()
         if self._at < len(self._text):
             self._fail("')' closes no group; escape it as \\)")
-        node = self._resolved(node)
-        return line_ends.in_pattern(node) if self._has_line_ends else node
-
-    def characters(self, *, search: bool) -> tuple[Range, ...] | None:
-        """What the characters of a text are that the pattern matches from end to end; None where it need not."""
-        self._skims = True
-        if self._text.startswith("(?"):
-            self._global_flags()
-        node = self._alternatives()
-        if search and not anchors.is_bound(node):
-            return None
-        return normalise((*backreferences.characters_of(node), (10, 10)))  # `$` may leave a line break
-
-    def _resolved(self, node: Node) -> Node:
-        return backreferences.resolved(node, self._among) if self._refers else node
+        return node
 
     # -- structure ---------------------------------------------------------------------------------------------
 
@@ -140,13 +100,33 @@ class _Parser(Characters):
             check()
             self._skip_blanks()
             if self._at >= len(self._text) or self._text[self._at] in "|)":
-                # a lookahead and an anchor at the same place may change places
-                return concat(*anchors.sorted_anchors(items))
+                return concat(*items)
             start = self._at
+            if self._text.startswith(r"\b", start):
+                if before != r"\b":
+                    items = self._with_boundary(items)
+                self._at, before = start + 2, r"\b"
+                self._refuse_quantifier(start)
+                continue
             item = self._letters() or self._repeats(self._atom(), start)
             here, before = before, self._text[start : self._at]
-            if here != before or before not in _PLACES:  # the same place twice asks for nothing new
+            if here != before or before not in _PLACES:  # an anchor twice is that anchor
                 items.append(item)
+
+    def _with_boundary(self, items: list[Node]) -> list[Node]:
+        return anchors.with_boundary(
+            items,
+            self._at,
+            is_first=self._depth == 1,
+            search=self._search,
+            wide=self._wide if self._portable else None,
+            ascii_only=self._flags.ascii_only,
+        )
+
+    def _refuse_quantifier(self, start: int) -> None:
+        """Raise GrammarError if a quantifier follows, where the atom at `start` takes no text."""
+        if self._quantifier() is not None:
+            self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
 
     def _letters(self) -> Node | None:
         """Several characters that stand for themselves, if that is what comes next."""
@@ -166,24 +146,15 @@ class _Parser(Characters):
         if self._text[start] in "^$" or self._text[start : start + 2] in _PLACES:
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         if self._take("+"):
-            if isinstance(item, CharSet) or isinstance(item, Literal) and len(item.data.decode()) == 1:
-                return lookarounds.possessive(item, self._unlike(start), *bounds, start)
-            self._fail("a possessive repeat is kept of one character or class; use the plain repeat", start)
+            self._fail("a possessive repeat is not supported; use the plain repeat", start)
         self._take("?")  # a lazy repeat matches the same texts
         self._skip_blanks()
         again = self._at
         if self._quantifier() is not None:
             self._fail("multiple repeat; put the first one in a group (?:...)", again)
-        if anchors.is_place(item):  # a place holds as often as one likes
+        if isinstance(item, Rule):  # an anchor or a lookahead holds as often as once
             return EMPTY if bounds[0] == 0 else item
         return repeat(item, *bounds)
-
-    def _unlike(self, start: int) -> Node:
-        """The atom at `start` once more, as what must not stand there: where dialects differ, what some take."""
-        here, self._at, self._wide = self._at, start, not self._wide
-        found = self._atom()
-        self._at, self._wide = here, not self._wide
-        return found
 
     def _atom(self) -> Node:
         start, c = self._at, self._text[self._at]
@@ -199,12 +170,11 @@ class _Parser(Characters):
             return ANY_CHAR if self._flags.dot_all else char_set(complement(breaks))
         if c in "^$":
             if self._flags.multiline:
-                breaks = charsets.PORTABLE_BREAKS if self._portable and self._wide else ((10, 10),)
-                return lookarounds.line_edge(start, is_start=c == "^", breaks=breaks)
-            if c == "^" or self._portable:
-                return anchors.start_anchor(start) if c == "^" else anchors.end_anchor(start)
-            self._has_line_ends = True
-            return line_ends.line_end(start)
+                self._fail("^ and $ at line breaks (?m) are not supported; write (?:^|\\n) or (?:\\n|$)", start)
+            if c == "^":
+                return anchors.start_anchor(start)
+            end = anchors.end_anchor(start)  # in `re`, `$` also matches before a line break that ends the text
+            return concat(optional(literal("\n")), end) if self._num_looks and not self._portable else end
         if c in "*+?" or c == "{" and self._counts_at(start):
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         return self._character(ord(c))
@@ -213,40 +183,38 @@ class _Parser(Characters):
 
     def _group(self, start: int) -> Node:
         outer = self._flags
-        look = next((kind for sign, kind in lookarounds.KINDS.items() if self._take(sign)), None)
-        if look is not None:
-            self._wide = self._wide != look[1]  # less may follow where more is refused
-        number = self._num_groups + 1
-        if look is None and not self._take("?"):
-            self._num_groups += 1
-        elif look is None and (whole := self._extension(start)) is not None:
+        if self._take("?=") or self._take("?!"):
+            return self._lookahead(start, refused=self._text[self._at - 1] == "!")
+        if self._take("?") and (whole := self._extension(start)) is not None:
             return whole
-        is_counted = look is None and self._num_groups == number
         node = self._alternatives()
-        if not self._take(")"):
-            self._fail("the group is not closed; add ) or escape the ( as \\(", start)
+        self._close(start)
         self._flags = outer
-        if is_counted and self._refers:
-            self._closed.add(number)
-            return backreferences.Group(number, node)
-        if look is None:
-            return node
-        if self._skims:
-            self._wide = self._wide != look[1]
-            return EMPTY
-        node = lookarounds.without_lookbehinds(self._resolved(node))
-        node = line_ends.in_look(node, look[0]) if self._has_line_ends else node
-        found = look[0](node, look[1], start, wide=self._portable and self._wide)
-        self._wide = self._wide != look[1]
+        return node
+
+    def _lookahead(self, start: int, *, refused: bool) -> Node:
+        outer = self._flags
+        self._wide = self._wide != refused  # less may follow where more is refused
+        self._num_looks += 1
+        body = self._alternatives()
+        self._num_looks -= 1
+        self._close(start)
+        self._flags = outer
+        found = anchors.Lookahead(body, refused, start, wide=self._portable and self._wide)
+        self._wide = self._wide != refused
         return found
 
+    def _close(self, start: int) -> None:
+        if not self._take(")"):
+            self._fail("the group is not closed; add ) or escape the ( as \\(", start)
+
     def _extension(self, start: int) -> Node | None:
-        """Read what stands between `(?` and the body of a group; what all of it is if there is no body."""
-        for sign, name in _REFUSED_GROUPS.items():
+        """Read the part of a group between `(?` and its body. Return the node of a group without a body."""
+        for sign, reason in _REFUSED_GROUPS.items():
             if self._text.startswith(sign, self._at):
-                self._fail(f"{name} (?{sign}...) is not regular; write the alternatives out", start)
+                self._fail(reason, start)
         if self._take("P="):
-            return self._reference(self._names.get(self._until(")"), 0), start)
+            self._refuse_reference(start)
         if self._take("P<") or self._take("<"):
             self._name(start)
         elif not self._take(":"):
@@ -257,11 +225,8 @@ class _Parser(Characters):
                 self._fail("flags for the whole pattern stand at its beginning; use (?flags:...) here", start)
         return None
 
-    def _reference(self, number: int, start: int) -> Node:
-        if number not in self._closed:
-            self._fail("the backreference names no group that is closed before it; check its number or name", start)
-        unset = EMPTY if self._portable and self._wide else NOTHING  # ECMA-262 takes no text then
-        return backreferences.Backreference(number, start, self._flags, unset=unset)
+    def _refuse_reference(self, start: int) -> NoReturn:
+        self._fail("a backreference is not supported; write the alternatives of its group out", start)
 
     def _name(self, start: int) -> None:
         name = self._until(">")
@@ -269,8 +234,7 @@ class _Parser(Characters):
             self._fail(f"the group name {name!r} is not an identifier; write (?P<name>...)", start)
         if name in self._names:
             self._fail(f"the group name {name!r} is used twice; names must differ", start)
-        self._num_groups += 1
-        self._names[name] = self._num_groups
+        self._names.add(name)
 
     def _global_flags(self) -> None:
         """Read `(?flags)` at the beginning of the pattern, if that is what stands there."""
@@ -292,7 +256,7 @@ class _Parser(Characters):
                 continue
             changed = flags.changed(c, value)
             if changed is None:
-                self._fail(f"(?{c} begins no group that is known; flags are {', '.join(NAMES)} and u", start)
+                self._fail(f"(?{c} begins no group that is known; flags are {', '.join(FLAGS)} and u", start)
             flags = changed
         return flags
 
@@ -301,15 +265,10 @@ class _Parser(Characters):
         if c in ("A", "Z", "z"):
             self._at += 1
             return anchors.start_anchor(start) if c == "A" else anchors.end_anchor(start)
-        if c in ("b", "B"):
-            self._at += 1
-            wide = self._wide if self._portable else None
-            return lookarounds.boundary(start, is_one=c == "b", wide=wide, ascii_only=self._flags.ascii_only)
-        if c.isdigit() and c != "0" and not is_octal(self._text, self._at):
-            self._at += 1 + self._text[self._at + 1 : self._at + 2].isdecimal()
-            return self._reference(int(self._text[start + 1 : self._at]), start)
-        if self._take("k<"):
-            return self._reference(self._names.get(self._until(">"), 0), start)
+        if c == "B":
+            self._fail(r"\B is not supported; write the characters out that may stand beside it", start)
+        if c.isdigit() and c != "0" and not is_octal(self._text, self._at) or self._take("k<"):
+            self._refuse_reference(start)
         pair = surrogate_pair(self._text, start) if self._portable else None
         if pair is not None:
             self._at = pair[1]

@@ -1,4 +1,4 @@
-r"""Characters: the part of the parser that reads what matches one character: itself, escapes, \p{...} and classes."""
+r"""Read the parts of a pattern that match one character: literals, escapes, \p{...} and classes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.regex.escapes import (
     CONTROLS,
     HEX_DIGITS,
+    Flags,
+    Scanner,
     is_octal,
     octal_digits,
     ranges_of,
     surrogate_pair,
     surrogate_range,
 )
-from graftlm.core.grammar.regex.flags import Flags
-from graftlm.core.grammar.regex.scanner import Scanner
 
 _PLAIN_CLASS = re.compile(r"((?:[A-Za-z0-9_](?:-[A-Za-z0-9_])?)+)\]")
 _PLAIN_MEMBER = re.compile(r".(?:-.)?")
@@ -38,7 +38,7 @@ _BRACED = re.compile(r"\\[ux]\{([0-9a-fA-F]{1,8})\}")
 class Characters(Scanner):
     """Reads characters and classes, with the flags that hold where they stand.
 
-    portable, wide  as in `regex.parse`
+    portable, wide  as in `parser.parse`
     """
 
     def __init__(self, text: str, portable: bool, wide: bool) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.regex.parser import parse
 
 TEXTS = ["".join(text) for length in range(6) for text in itertools.product("ab1", repeat=length)]
 
