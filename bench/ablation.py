@@ -26,9 +26,9 @@ from bench.harness import origin
 from bench.models import random_ids
 from bench.workloads._suite import FOLDER, float32_sprout
 from graftlm import CacheConfig, Runtime, SchedulerConfig
-from graftlm.ab.inspector import Inspector
+from graftlm.ab.measure.meter import Meter
+from graftlm.ab.measure.profile import num_unique
 from graftlm.ab.pipeline import Pipeline
-from graftlm.ab.profile import num_unique
 from graftlm.core.grammar import cache as grammar_cache
 from graftlm.core.program.program import Program
 
@@ -136,10 +136,11 @@ def measure(name: str, variants: Sequence[Variant], model: str, rounds: int) -> 
 
 
 def _best_hit_rate(pipeline: Pipeline, runtime: Runtime) -> float:
-    inspector = Inspector([runtime], [])
-    with inspector.watch():
+    meter = Meter()
+    meter.attach()
+    with meter.watch():
         pipeline.answer(runtime, pipeline.inputs)
-    prompts = [call.prompt_ids for call in inspector.calls()]
+    prompts = [call.prompt_ids for call in meter.calls()]
     return 1 - num_unique(prompts) / sum(map(len, prompts))
 
 

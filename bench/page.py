@@ -144,9 +144,8 @@ What these figures do not say:
 - `llama-cpp` is llama-cpp-python in the process, on the programs' token ids, one request after the other; it goes on
   with the last prompt as far as the next one is equal. Its own tokenizer knows none like sprout's, so it is not
   behind other frameworks. vLLM and SGLang are not in these tables.
-- OpenVINO in LangChain, LlamaIndex and DSPy is optimum-intel's, of which the newest on 26 November 2026 (2.2.0)
-  wants transformers below 5.6, so it ran with `--python openvino=PATH`, in float32 and with as many threads as the
-  others. Programs have no engine for it.
+- Rows with OpenVINO ran on optimum-intel 2.2.0, which wants transformers below 5.6, in an environment of its own, in
+  float32 and with as many threads as the other engines. `graftlm ab` has no such engine any more.
   `python -m bench cpu` compares with OpenVINO GenAI on token ids.
 """.splitlines()
 

@@ -146,7 +146,7 @@ def ab(
     from graftlm.ab import compare, report
     from graftlm.ab.against import changes, read_report
     from graftlm.ab.cost import read_prices
-    from graftlm.ab.other_python import read_pythons
+    from graftlm.ab.engines.other_python import read_pythons
 
     names = [name.strip() for name in engines.split(",") if name.strip()]
     if report_to is not None:
@@ -178,7 +178,7 @@ def ab(
 
 def _check_faults(pipeline: Path, names: list[str], model: str, options: dict[str, Any], as_json: bool) -> None:
     """`graftlm ab --check`: exit status 1 if a planted fault was not found."""
-    from graftlm.ab.plants import check
+    from graftlm.ab.compare import check
 
     if not names:
         raise ConfigError("--engines is empty; name the engine to check")

@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 import graftlm
 from graftlm.ab.pipeline import Pipeline
-from graftlm.ab.worker import local_name
+from graftlm.ab.measure.worker import local_name
 
 assert "site-packages" in graftlm.__file__, graftlm.__file__
 pipeline = Pipeline.load(Path(graftlm.__file__).parent / "demo/pipelines" / f"{sys.argv[1]}.py")

@@ -17,7 +17,7 @@ import dspy
 from bench import demo_inputs
 from bench.harness import Options, Row, Timing, rate_row
 from graftlm import Runtime
-from graftlm.ab.classes.dspy import TransformersEngine
+from graftlm.ab.engines.frameworks import TransformersEngine
 from graftlm.adapters.dspy import GraftLM
 from graftlm.core.model.description import resolve
 

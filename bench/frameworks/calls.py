@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM, pipeline
 from bench.frameworks._instant import cpu_ms, instant_runtime
 from bench.frameworks._transformers import quiet
 from bench.harness import Options, Row
-from graftlm.ab.classes.dspy import TransformersEngine
+from graftlm.ab.engines.frameworks import TransformersEngine
 from graftlm.adapters.dspy import GraftLM
 from graftlm.adapters.langchain import ChatGraftLM
 from graftlm.adapters.llama_index import GraftLLM

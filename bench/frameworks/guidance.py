@@ -28,7 +28,7 @@ from guidance import gen, models, select
 from bench.frameworks._words import word_model, word_tokenizer
 from bench.harness import Options, Row, Timing, paired, rate_row, timed
 from graftlm import Runtime
-from graftlm.ab.classes.guidance import mend_crop
+from graftlm.ab.engines.frameworks import mend_crop
 from graftlm.adapters.guidance import GraftModel
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "grey", "geese")

@@ -10,7 +10,7 @@ from typing import Any
 from bench.frameworks import _chats
 from bench.harness import Options, Row
 from graftlm.ab import compare
-from graftlm.ab.profile import num_unique
+from graftlm.ab.measure.profile import num_unique
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.progress import Progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from graftlm.ab.classes.plain_engine import OneByOneEngine, checked, completion_of, prompt_of
+from graftlm.ab.engines.plain_engine import OneByOneEngine, checked, completion_of, prompt_of
 from graftlm.core.errors import EngineError
 from graftlm.core.grammar.spec import JsonSchema
 from graftlm.core.request import Completion, Submission, TokenLogprob, Usage

@@ -18,7 +18,7 @@ from bench.frameworks._transformers import same_weights
 from bench.grammar import _extraction
 from bench.harness import Options, Row, paired, rate_row
 from graftlm import PluginError
-from graftlm.ab.classes.guidance import mend_crop
+from graftlm.ab.engines.frameworks import mend_crop
 
 COMPACT = (",", ":")
 

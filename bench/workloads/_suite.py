@@ -26,8 +26,8 @@ from bench.cpu._models import write_gguf
 from bench.harness import origin
 from graftlm.ab import Comparison, EngineResult, compare
 from graftlm.ab.comparison import MIN_PAIRS
-from graftlm.ab.engines import named_engines
-from graftlm.ab.other_python import read_pythons
+from graftlm.ab.engines.frameworks import named_engines
+from graftlm.ab.engines.other_python import read_pythons
 from graftlm.ab.statistics import Z_95, Ratio, ratio
 from graftlm.core.errors import ConfigError
 from graftlm.core.model.embedded import sprout_folder

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
+import sys
 from typing import Any
 
 from bench.demo_inputs import plain_facts
 from bench.sprout.attribute import spoken
 from bench.sprout.names import Names
 from bench.sprout.world import Fact, World, make_world
+from graftlm.plugins import manager
+from graftlm.plugins.hookspecs import Register, hookimpl
 
 SHARE = float(os.environ.get("GRAFTLM_BENCH_SHARE", "1"))
 """The share of a workload's full size; `python -m bench workloads --quick` makes it smaller."""
+
+
+@hookimpl
+def graftlm_register_engines(register: Register) -> None:
+    """Offer engines in this process to programs, in place of servers of these names.
+
+    llama.cpp has no tokenizer like sprout's: it takes the token ids of programs.
+    """
+    register("hf-batching", "bench.workloads._batching:build_batching")
+    if importlib.util.find_spec("llama_cpp") is not None:
+        register("llama-cpp", "bench.workloads._llama_cpp:build_llama_cpp")
+
+
+if "hf-batching" not in manager.load().engines:
+    manager.load().add("bench-workloads", sys.modules[__name__])
 
 
 def count(full: int, least: int = 2) -> int:

@@ -9,9 +9,9 @@
 A file "city.py" defines the pipeline; see `graftlm.ab.pipeline.Pipeline`. Importing this package loads no framework.
 """
 
-from graftlm.ab.checks import assert_faster, assert_same_answers
 from graftlm.ab.compare import compare
-from graftlm.ab.comparison import Comparison, EngineResult, Round
+from graftlm.ab.comparison import Comparison, EngineResult, assert_faster, assert_same_answers
+from graftlm.ab.measure.profile import Round
 from graftlm.ab.statistics import Ratio
 
 __all__ = ["Comparison", "EngineResult", "Ratio", "Round", "assert_faster", "assert_same_answers", "compare"]

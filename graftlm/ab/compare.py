@@ -6,14 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, get_args
 
 from graftlm.ab.comparison import Comparison, EngineResult
-from graftlm.ab.engine_process import EngineFailed, EngineProcess
-from graftlm.ab.other_python import checked
-from graftlm.ab.profile import Call, Divergence, Profile, first_difference
+from graftlm.ab.engines.other_python import checked
+from graftlm.ab.measure.engine_process import EngineFailed, EngineProcess
+from graftlm.ab.measure.profile import Divergence, Plant, first_difference
 from graftlm.core.errors import ConfigError
 from graftlm.machine import idle_cores, num_cores
 from graftlm.progress import Progress
@@ -21,20 +22,39 @@ from graftlm.progress import Progress
 MIN_ROUNDS = 3
 MAX_ROUNDS = 30
 MINUTES = 5.0
-"""So long rounds begin where no number of minutes is given: those that a ratio needs."""
+"""Minutes in which the rounds begin that a ratio needs, where no number is given."""
 NARROWING_MINUTES = 1.0
-"""So long those begin that only make an interval narrower."""
+"""Minutes in which further rounds begin, which narrow an interval."""
 MAX_EXPLAINED = 5
-"""Differing answers of each engine whose first differing token is looked for."""
+"""Differing answers of each engine whose first differing token is searched."""
 MAX_SHOWN = 80
 """Characters of an input that raised."""
 NARROW = 0.22
-"""An interval whose width is at most this share of the ratio needs no further rounds: a fifth is between runs."""
+"""Width of an interval, relative to its ratio, that needs no further rounds: a fifth of it is between runs."""
 BUSY = (
     "Every engine had {} thread{}, because other programs used some of the {} cores when the comparison began; "
     "--threads sets another number."
 )
 """Threads that wait for each other take many times as long where one of them has no core."""
+
+
+class Setup(TypedDict, total=False):
+    """Further options of a comparison.
+
+    framework      the framework whose `run_<framework>` of the file is run, where it has several
+    swap           the pipeline is a script; its calls of this constructor, such as "ChatOpenAI", give the engine
+    one_at_a_time  load one engine at a time, for models that do not fit into memory together. Rounds are not
+                   interleaved then, so a change of the machine's load counts for one engine alone.
+    pythons        by engine, the Python whose environment has its packages. That needs the framework and its client,
+                   pluggy, psutil and rich; this GraftLM is lent to it.
+    plants         the fault to plant per engine, as `graftlm ab --check` does
+    """
+
+    framework: str | None
+    swap: str | None
+    one_at_a_time: bool
+    pythons: Mapping[str, str | Path] | None
+    plants: Sequence[str | None]
 
 
 def compare(
@@ -46,36 +66,25 @@ def compare(
     minutes: float | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-    plants: Sequence[str | None] = (),
-    framework: str | None = None,
-    swap: str | None = None,
-    one_at_a_time: bool = False,
-    pythons: Mapping[str, str | Path] | None = None,
+    **setup: Unpack[Setup],
 ) -> Comparison:
     """Run a pipeline on each engine in turns (A B B A A B ...) and compare answers, wall time and work.
 
     pipeline  a Python file, see `graftlm.ab.pipeline.Pipeline`
     engines   names of engines; the first is the baseline
-    rounds    at least so many rounds after a first one. Further ones follow until every interval is narrow.
-    minutes   begin no further round after so many minutes of measuring; None: 5, and 1 for rounds beyond `rounds`
+    rounds    least number of rounds after a first one. Further ones follow until every interval is narrow.
+    minutes   minutes of measuring after which no round begins; None: 5, and 1 for rounds beyond `rounds`
     threads   compute threads of every engine; None: one per core that other programs leave idle at the start
-    plants    a fault to plant per engine, as `graftlm ab --check` does
-    framework  which framework's `run_<framework>` of the file to take, where it has several
-    swap      the pipeline is a script; its calls of this constructor, such as "ChatOpenAI", give the engine
-    one_at_a_time  load an engine when those before it have ended: for models that do not fit into memory together.
-              Rounds are not interleaved then, so a change of the machine's load counts for one engine alone.
-    pythons   the Python of an engine whose packages live in another environment, by the engine's name. That needs the
-              framework and its client, pluggy, psutil and rich; this GraftLM is lent to it.
 
     Every engine warms up before the first round, on inputs that are not measured. Response caches of the frameworks
-    are off. An engine that fails is recorded and the others go on. An input on which the pipeline raises with any
+    are off. An engine that fails is recorded and the others run on. An input on which the pipeline raises with any
     engine is left out for all. Ctrl-C ends the comparison with the rounds that were complete.
 
     Raises: ConfigError for a mistake in the arguments or in the pipeline file.
     """
-    path = Path(pipeline)
-    names = list(engines)
-    if not names or (len(set(names)) != len(names) and not plants):
+    path, names = Path(pipeline), list(engines)
+    faults = list(setup.get("plants", ())) or [None] * len(names)
+    if not names or (len(set(names)) != len(names) and not any(faults)):
         raise ConfigError(f"engines are {names}; name at least one, each once")
     if rounds < 1 or (minutes is not None and minutes <= 0):
         given = MINUTES if minutes is None else minutes
@@ -84,21 +93,20 @@ def compare(
         raise ConfigError(f"threads is {threads}; it must be at least 1, or left out for one per idle core")
     if not path.is_file():
         raise ConfigError(f"pipeline {str(path)!r} cannot be read; give the path of a Python file")
-    others = checked(pythons or {}, names)
-    faults = list(plants) or [None] * len(names)
-    options = {"framework": framework, "swap": swap}
+    pythons = checked(setup.get("pythons") or {}, names)
+    options = {"framework": setup.get("framework"), "swap": setup.get("swap")}
     each = threads or idle_cores()
     with ExitStack() as stack:
         processes: list[EngineProcess] = []
         for name, fault in zip(names, faults, strict=True):
-            process = EngineProcess(path, name, model, each, fault, others.get(name), **options)
+            process = EngineProcess(path, name, model, each, fault, pythons.get(name), **options)
             stack.callback(process.close)
             processes.append(process)
-        run = _Run(processes, model, rounds, minutes, progress or Progress(quiet=True), each)
+        run = _Run(processes, Comparison("", "", model, [], [], threads=each), rounds, minutes, progress)
         if threads is None and each < num_cores():
-            run.note([BUSY.format(each, "" if each == 1 else "s", num_cores())])
-        run.note([f"{name} ran in another environment: {python}." for name, python in others.items()])
-        return run.one_at_a_time() if one_at_a_time else run.run()
+            run.comparison.notes.append(BUSY.format(each, "" if each == 1 else "s", num_cores()))
+        run.comparison.notes += [f"{name} ran in another environment: {python}." for name, python in pythons.items()]
+        return run.one_at_a_time() if setup.get("one_at_a_time") else run.run()
 
 
 class _Run:
@@ -107,95 +115,88 @@ class _Run:
     def __init__(
         self,
         processes: list[EngineProcess],
-        model: str,
+        comparison: Comparison,
         rounds: int,
         minutes: float | None,
-        progress: Progress,
-        threads: int,
+        progress: Progress | None,
     ) -> None:
+        self.comparison = comparison
         self._processes = processes
         self._rounds = rounds
         self._minutes = MINUTES if minutes is None else minutes
         self._narrowing_minutes = NARROWING_MINUTES if minutes is None else minutes
-        self._progress = progress
+        self._progress = progress or Progress(quiet=True)
         self._results = {id(process): EngineResult(process.label) for process in processes}
-        self._comparison = Comparison("", "", model, [], list(self._results.values()), threads=threads)
+        comparison.results += self._results.values()
         self._inputs: list[str] = []
         self._interleaved = True
 
-    def note(self, notes: Sequence[str]) -> None:
-        self._comparison.notes += notes
-
     def run(self) -> Comparison:
-        comparison = self._comparison
+        comparison = self.comparison
         try:
             self._load()
-            for process in self._processes:
-                self._open(process)
-            self._find_failing_inputs()
-            self._measure()
-            self._inspect()
+            self._measure_processes(self._processes)
             self._explain()
         except KeyboardInterrupt:
             comparison.interrupted = True
         return self._finished()
 
     def one_at_a_time(self) -> Comparison:
-        """The same with one engine in memory at a time. An input that raises with a later engine is not left out."""
-        comparison, processes = self._comparison, self._processes
-        comparison.notes.append("Engines ran one after the other: rounds were not interleaved.")
-        self._minutes /= len(processes)
+        """Run with one engine in memory at a time. An input that raises with a later engine is not left out."""
+        self.comparison.notes.append("Engines ran one after the other: rounds were not interleaved.")
+        self._minutes /= len(self._processes)
         self._interleaved = False
         try:
             self._load()
-            for process in processes:
-                self._processes = [process]
-                self._open(process)
-                self._find_failing_inputs()
-                self._measure()
-                self._inspect()
+            for process in self._processes:
+                self._measure_processes([process])
                 process.close()
         except KeyboardInterrupt:
-            comparison.interrupted = True
-        self._processes = processes
+            self.comparison.interrupted = True
         return self._finished()
 
+    def _measure_processes(self, processes: Sequence[EngineProcess]) -> None:
+        for process in processes:
+            notes = self._attempt(process, "loading", partial(process.ask, "open"))
+            self.comparison.notes += notes or []
+        self._find_failing_inputs(processes)
+        self._measure(processes)
+        for process in self._working(processes):  # one more round, call by call; an error in it costs no round
+            with suppress(EngineFailed), self._progress.watch(self.comparison.name, process.label, "looking closer"):
+                self._results[id(process)].profile = process.ask("inspect")
+
     def _finished(self) -> Comparison:
-        comparison = self._comparison
+        comparison = self.comparison
         left_out = {i for result in comparison.results for i in result.left_out}
         comparison.inputs = [text for i, text in enumerate(self._inputs) if i not in left_out]
         comparison.notes += comparison.load()
         return comparison
 
-    @property
-    def _working(self) -> list[EngineProcess]:
-        return [process for process in self._processes if self._results[id(process)].error is None]
+    def _working(self, processes: Sequence[EngineProcess]) -> list[EngineProcess]:
+        return [process for process in processes if self._results[id(process)].error is None]
 
     def _load(self) -> None:
+        comparison = self.comparison
         for process in self._processes:
             try:
-                found = process.load()
+                found = process.receive()
             except EngineFailed as error:
                 where = "" if process.python == sys.executable else f" for {process.label} by {process.python}"
                 raise ConfigError(f"the pipeline file cannot be imported{where}: {error}") from error
-            self._comparison.name, self._comparison.title = found["name"], found["title"]
+            comparison.name, comparison.title = found["name"], found["title"]
             if self._inputs and found["inputs"] != self._inputs:
                 raise ConfigError(
                     f"inputs() of pipeline {found['name']!r} gives other inputs in each process; let it give the same "
                     "ones each time, as with random.Random(0)"
                 )
             self._inputs = found["inputs"]
-            self._comparison.notes += [note for note in found["notes"] if note not in self._comparison.notes]
+            comparison.notes += [note for note in found["notes"] if note not in comparison.notes]
         if not found["held_out"]:
-            self._comparison.notes.append("The warm-up ran on a measured input, because there is only one.")
-
-    def _open(self, process: EngineProcess) -> None:
-        notes = self._attempt(process, "loading", partial(process.ask, "open"))
-        self._comparison.notes += notes or []
+            comparison.notes.append("The warm-up ran on a measured input, because there is only one.")
 
     def _attempt(self, process: EngineProcess, doing: str, step: Callable[[Callable[[int], None]], Any]) -> Any:
         """Take one step of an engine; if it fails, the engine has failed."""
-        with self._progress.watch(self._comparison.name, process.label, doing) as on_calls:
+        with self._progress.watch(self.comparison.name, process.label, doing) as on_calls:
             try:
                 return step(on_calls)
             except EngineFailed as error:
@@ -203,91 +204,131 @@ class _Run:
                 result.error, result.rounds = str(error), []
                 return None
 
-    def _find_failing_inputs(self) -> None:
-        """Measure one round each. Where it raises, find the inputs that raise alone and leave them out for all."""
+    def _find_failing_inputs(self, processes: Sequence[EngineProcess]) -> None:
+        """Measure one round of each engine. Where it raises, leave the inputs that raise alone out for all engines."""
         repeat = True
         while repeat:
             repeat = False
-            for process in self._working:
+            for process in self._working(processes):
                 result = self._results[id(process)]
                 try:
-                    with self._progress.watch(self._comparison.name, process.label, "round 1") as on_calls:
-                        result.rounds = [process.round(on_calls)]
+                    with self._progress.watch(self.comparison.name, process.label, "round 1") as on_calls:
+                        result.rounds = [process.ask("round", on_calls)]
                 except EngineFailed as error:
                     failed = self._attempt(process, "finding inputs that raise", partial(process.ask, "probe")) or {}
                     if not failed or len(failed) == len(self._inputs):
                         result.error, result.rounds = result.error or str(error), []
                         continue
-                    result.left_out = {int(i): f"{text} ({self._shown(int(i))})" for i, text in failed.items()}
-                    for each in self._working:
-                        each.ask("leave_out", inputs=[int(i) for i in failed])
+                    result.left_out = {i: f"{text} ({self._shown(i)})" for i, text in failed.items()}
+                    for each in self._working(processes):
+                        each.ask("leave_out", inputs=list(failed))
                     repeat = True
                     break
 
     def _shown(self, index: int) -> str:
-        """The beginning of an input: its number says little where another one was held out for the warm-up."""
+        """Return the beginning of an input: its number differs from that in the file where one was held out."""
         text = " ".join(self._inputs[index].split())
         return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
 
-    def _measure(self) -> None:
-        """Further rounds, in turns, until the intervals are narrow or the time is over."""
+    def _measure(self, processes: Sequence[EngineProcess]) -> None:
+        """Measure further rounds, in turns, until the intervals are narrow or the time is over."""
         started = time.monotonic()
         least = self._rounds + 1  # the first is part of no ratio, see `Comparison.counted`
         for number in range(2, (MAX_ROUNDS if self._interleaved else least) + 1):
             minutes = self._minutes if number <= least else min(self._minutes, self._narrowing_minutes)
             is_over = time.monotonic() - started > 60 * minutes
-            if not self._working or is_over or (number > least and self._is_narrow()):
+            working = self._working(processes)
+            if not working or is_over or (number > least and self._is_narrow()):
                 break
-            for process in self._working[:: 1 if number % 2 else -1]:  # a steady drift weighs on both alike
-                measured = self._attempt(process, f"round {number}", process.round)
+            for process in working[:: 1 if number % 2 else -1]:  # a steady drift then weighs on all engines alike
+                measured = self._attempt(process, f"round {number}", partial(process.ask, "round"))
                 if measured is not None:
                     self._results[id(process)].rounds.append(measured)
-        if self._working and (done := self._num_rounds()) < self._rounds:
-            self._comparison.notes.append(
-                f"{done} of {self._rounds} rounds fitted into {self._minutes:g} minutes; raise --minutes for more."
+        done = [len(self._results[id(process)].rounds) for process in self._working(processes)]
+        if done and min(done) < self._rounds:
+            self.comparison.notes.append(
+                f"{min(done)} of {self._rounds} rounds fitted into {self._minutes:g} minutes; raise --minutes for more."
             )
 
-    def _inspect(self) -> None:
-        """One more round of each engine, call by call. An engine that fails in it keeps its rounds."""
-        for process in self._working:
-            with suppress(EngineFailed), self._progress.watch(self._comparison.name, process.label, "looking closer"):
-                self._results[id(process)].profile = Profile.of_json(process.ask("inspect"))
-
     def _explain(self) -> None:
-        """For some answers that differ, find the first token that does, and what both engines think of it."""
+        """Find the first token that differs, and its log-probabilities, for some answers that differ."""
         base, *others = self._processes
         for process in others:
             result = self._results[id(process)]
-            for i in (self._comparison.differing(result) or [])[:MAX_EXPLAINED]:
+            for i in (self.comparison.differing(result) or [])[:MAX_EXPLAINED]:
                 with suppress(EngineFailed):
                     found = _divergence(i, base, process)
                     result.divergences += [found] if found is not None else []
 
-    def _num_rounds(self) -> int:
-        return min(len(self._results[id(process)].rounds) for process in self._working)
-
     def _is_narrow(self) -> bool:
-        """Whether more rounds would hardly make an interval narrower; load, which they cannot mend, is left aside."""
-        counted = map(self._comparison.counted, self._comparison.results[1:])
+        """Return True if more rounds would hardly narrow an interval; load, which they cannot mend, does not count."""
+        counted = map(self.comparison.counted, self.comparison.results[1:])
         return all(not one.pairs or one.ratio().width <= NARROW for one in counted)
 
 
 def _divergence(index: int, base: EngineProcess, other: EngineProcess) -> Divergence | None:
     """Run one input alone on both engines; None where no call has the same prompt and other tokens."""
-    ours, theirs = ([Call(**call) for call in process.ask("trace", index=index)] for process in (base, other))
-    place = first_difference(ours, theirs)
-    if place is None:
+    ours, theirs = (process.ask("trace", index=index) for process in (base, other))
+    found = first_difference(ours, theirs)
+    if found is None:
         return None
-    number, position = place
+    number, position = found
     call = ours[number]
     other_ids = next(t.token_ids for t in theirs if t.prompt_ids == call.prompt_ids and t.token_ids != call.token_ids)
     if position >= min(len(call.token_ids), len(other_ids)):
-        return None  # one ends where the other goes on
+        return None  # one answer is the beginning of the other
     tokens = [call.token_ids[position], other_ids[position]]
     ids = call.prompt_ids + call.token_ids[:position]
-    found = {process.label: process.ask("logprobs", ids=ids, tokens=tokens) for process in (base, other)}
-    spelled = next((one for one in found.values() if one["texts"]), {"texts": list(map(str, tokens)), "before": ""})
-    logprobs = {label: (one["logprobs"][0], one["logprobs"][1]) for label, one in found.items() if one["logprobs"]}
+    scores = {process.label: process.ask("logprobs", ids=ids, tokens=tokens) for process in (base, other)}
+    spelled = next((one for one in scores.values() if one["texts"]), {"texts": list(map(str, tokens)), "before": ""})
+    logprobs = {label: (one["logprobs"][0], one["logprobs"][1]) for label, one in scores.items() if one["logprobs"]}
     return Divergence(
         index, number, position, str(spelled["before"]), (spelled["texts"][0], spelled["texts"][1]), logprobs
     )
+
+
+# -- graftlm ab --check ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One planted fault; `evidence` is the comparison's figure for it."""
+
+    plant: str
+    found: bool
+    evidence: str
+
+
+def check(
+    pipeline: str | Path, engine: str, model: str, *, plants: Sequence[Plant] = get_args(Plant), **options: Any
+) -> list[Finding]:
+    """Compare `engine` with itself, once per fault that is planted into the second of the two.
+
+    slow            every round takes twice as long: the ratio's interval must lie below 1
+    changed answer  one answer is changed: exactly that answer must differ
+    cached call     one input is answered from memory: the second engine must have made fewer calls
+
+    options  of `compare`; `minutes` are those of all faults together
+    """
+    given = options.pop("minutes", None)
+    minutes = (MINUTES if given is None else given) / len(plants)
+    findings = []
+    for plant in plants:
+        compared = compare(pipeline, [engine, engine], model, minutes=minutes, plants=[None, plant], **options)
+        found, evidence = _sign_of(plant, compared)
+        findings.append(Finding(plant, found, compared.results[1].error or evidence))
+    return findings
+
+
+def _sign_of(plant: Plant, compared: Comparison) -> tuple[bool, str]:
+    """Return whether the comparison shows the fault, and its figure."""
+    one, other = compared.results
+    if plant == "slow":
+        counted = compared.counted(other)
+        ratio = counted.ratio() if counted.pairs else None  # load weighs on an engine and on itself alike
+        return ratio is not None and ratio.high is not None and ratio.high < 1, f"ratio {ratio}"
+    if plant == "changed answer":
+        differing = compared.differing(other)
+        return differing == [0], f"{len(differing or ())} of {len(compared.inputs)} answers differ"
+    calls, fewer = (result.work.calls if result.rounds else None for result in (one, other))
+    return calls is not None and fewer is not None and fewer < calls, f"{calls} calls against {fewer}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from graftlm.ab.meter import Work
+from graftlm.ab.measure.profile import Work
 from graftlm.core.errors import ConfigError
 
 

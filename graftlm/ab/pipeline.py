@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from graftlm.ab.caught import CaughtErrors
-from graftlm.ab.engines import FRAMEWORKS, MAX_TOKENS, framework_of, known_or_raise, named_engines
+from graftlm.ab.engines.frameworks import FRAMEWORKS, MAX_TOKENS, framework_of, named_engines
+from graftlm.ab.measure.failures import CaughtErrors
 from graftlm.ab.script import Script
 from graftlm.core.errors import ConfigError
 
@@ -110,7 +110,12 @@ class Pipeline:
     def engine(self, spec: str) -> Engine:
         """The engine called `name` or `name:argument`. Raises: ConfigError, listing the known ones."""
         name, colon, argument = spec.partition(":")
-        known_or_raise(self.constructors, name, self.name, self.framework)
+        if name not in self.constructors:
+            known = ", ".join(self.constructors) or "none"
+            hint = "" if self.framework else (
+                "; define a function of that name, or say framework = 'langchain', 'dspy', 'llama_index' or 'guidance'"
+            )  # fmt: skip
+            raise ConfigError(f"pipeline {self.name!r} has no engine {name!r}; known: {known}{hint}")
         constructor = self.constructors[name]
         arguments = (argument,) if colon else ()
         try:

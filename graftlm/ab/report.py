@@ -17,36 +17,24 @@ from rich.console import Console
 from rich.table import Table
 
 from graftlm.ab import against, html_page
-from graftlm.ab.against import Change
 from graftlm.ab.comparison import Comparison, EngineResult
 from graftlm.ab.cost import cost_of
-from graftlm.ab.profile import Call
 from graftlm.core.errors import ConfigError
 
-COLUMNS = (
-    "pipeline",
-    "engine",
-    "answers right",
-    "answers equal",
-    "wall time",
-    "ratio",
-    "interval (95 %)",
-    "prompt tokens",
-    "tokens computed",
-    "hit rate",
-    "largest batch",
-)
+COLUMNS = ("pipeline", "engine", "answers right", "answers equal", "wall time", "ratio", "interval (95 %)",
+           "prompt tokens", "tokens computed", "hit rate", "largest batch")  # fmt: skip
 FILES = ("report.html", "report.json", "report.csv", "chart.png")
+NONE = "–"
 
 
 def figures(comparison: Comparison, result: EngineResult) -> dict[str, Any]:
-    """The figures of one engine, as JSON takes them. Times are seconds; None where a figure does not exist."""
+    """Return the figures of one engine as JSON values. Times are in seconds; None where a figure does not exist."""
     row: dict[str, Any] = {"engine": result.engine, "error": result.error, "answers": len(comparison.inputs)}
     if not result.rounds:
         return row
-    found, work = comparison.ratio(result), result.work
+    found, work, profile = comparison.ratio(result), result.work, result.profile
     normalised = comparison.differing(result, normalised=True)
-    return row | {
+    row |= {
         "right": comparison.num_right(result),
         "equal": comparison.num_equal(result),
         "equal_normalised": None if normalised is None else len(comparison.inputs) - len(normalised),
@@ -64,25 +52,22 @@ def figures(comparison: Comparison, result: EngineResult) -> dict[str, Any]:
         "other_cores": round(median(one.other_cores for one in result.rounds), 2),
         "energy_j": result.rounds[-1].energy_j,
         "cost": cost_of(result.engine, comparison.model, work, comparison.prices),
-        **_times(result),
         "peak_bytes": max(one.peak_bytes for one in result.rounds),
         "peak_gpu_bytes": max(one.peak_gpu_bytes for one in result.rounds) or None,
     }
+    if profile is not None:
+        row |= {
+            "time_to_first_token_s": profile.time_to_first_token_s,
+            "time_between_tokens_s": profile.time_between_tokens_s,
+            "mean_calls_under_way": sum(call.end_s - call.begin_s for call in profile.calls) / profile.wall_s,
+            "mean_batch": profile.mean_batch,
+            "phases_s": profile.phases,
+        }
+    return row
 
 
-def _times(result: EngineResult) -> dict[str, Any]:
-    """What the closer look at the calls gave; seconds."""
-    profile = result.profile
-    if profile is None:
-        return {}
-    under_way = sum(call.end_s - call.begin_s for call in profile.calls) / profile.wall_s
-    return {
-        "time_to_first_token_s": profile.time_to_first_token_s,
-        "time_between_tokens_s": profile.time_between_tokens_s,
-        "mean_calls_under_way": under_way,
-        "mean_batch": profile.mean_batch,
-        "phases_s": profile.phases,
-    }
+def _mebibytes(value: float) -> str:
+    return f"{value / 2**20:,.0f} MiB"
 
 
 DETAILS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -97,28 +82,27 @@ DETAILS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "best hit rate": ("best_hit_rate", "{:.0%}".format),
     "CPU time": ("cpu_s", "{:.2f} s".format),
     "cores of others": ("other_cores", "{:.1f}".format),
-    "peak memory": ("peak_bytes", lambda value: f"{value / 2**20:,.0f} MiB"),
-    "GPU memory": ("peak_gpu_bytes", lambda value: f"{value / 2**20:,.0f} MiB"),
+    "peak memory": ("peak_bytes", _mebibytes),
+    "GPU memory": ("peak_gpu_bytes", _mebibytes),
     "GPU energy": ("energy_j", "{:,.0f} J".format),
     "cost": ("cost", "{:.6f}".format),
 }
-"""The second table of the page: a column's figure and how it is written. Columns that no engine has are left out."""
+"""The second table of the page: figure and format of each column. Columns that no engine has are omitted."""
 
 
 def details(comparisons: Sequence[Comparison]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Columns and rows of the second table."""
+    """Return columns and rows of the second table."""
     found = [(c.name, figures(c, result)) for c in comparisons for result in c.results if result.rounds]
-    columns = [name for name, (key, _) in DETAILS.items() if any(row.get(key) is not None for _, row in found)]
-
-    def cell(row: Mapping[str, Any], column: str) -> str:
-        key, written = DETAILS[column]
-        return "–" if row.get(key) is None else written(row[key])
-
-    return ["pipeline", *columns], [(name, *(cell(row, column) for column in columns)) for name, row in found]
+    columns = {name: one for name, one in DETAILS.items() if any(row.get(one[0]) is not None for _, row in found)}
+    rows = [
+        (name, *(NONE if row.get(key) is None else written(row[key]) for key, written in columns.values()))
+        for name, row in found
+    ]
+    return ["pipeline", *columns], rows
 
 
 def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Every figure, every answer and every round."""
+    """Return every figure, every answer and every round."""
     return [
         {
             "pipeline": c.name,
@@ -136,7 +120,10 @@ def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
                     "wall_s_of_rounds": [one.wall_s for one in result.rounds],
                     "lost_of_rounds": [round(one.lost, 3) for one in result.rounds],
                     "left_out": result.left_out,
-                    "calls_of_one_round": [_call(call) for call in result.profile.calls] if result.profile else [],
+                    "calls_of_one_round": [
+                        {key: value for key, value in vars(call).items() if not key.endswith("_ids")}
+                        for call in (result.profile.calls if result.profile else [])
+                    ],
                     "first_differences": [dataclasses.asdict(one) for one in result.divergences],
                 }
                 for result in c.results
@@ -146,67 +133,69 @@ def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     ]
 
 
-def _call(call: Call) -> dict[str, Any]:
-    found = dataclasses.asdict(call)
-    return {key: value for key, value in found.items() if key not in ("prompt_ids", "token_ids")}
-
-
 def cells(comparison: Comparison, result: EngineResult) -> tuple[str, ...]:
-    """One row of text, under COLUMNS."""
+    """Return one row of text, under COLUMNS."""
     row = figures(comparison, result)
     if not result.rounds:
-        return (comparison.name, result.engine, "failed" if result.error else "–", *["–"] * (len(COLUMNS) - 3))
+        return (comparison.name, result.engine, "failed" if result.error else NONE, *[NONE] * (len(COLUMNS) - 3))
 
-    def number(value: int | None) -> str:
-        return "–" if value is None else f"{value:,}"
-
-    def share(count: int | None) -> str:
-        return "–" if count is None else f"{count}/{row['answers']}"
+    def cell(key: str, written: str) -> str:
+        return NONE if row[key] is None else written.format(**row)
 
     is_baseline = result is comparison.baseline
-    interval = "–" if row["ratio_low"] is None or is_baseline else f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
     return (
         comparison.name,
         result.engine,
-        share(row["right"]),
-        share(row["equal"]),
-        f"{row['wall_s']:.2f} s",
-        "–" if row["ratio"] is None else f"{row['ratio']:.1f}x",
-        interval,
-        number(row["prompt_tokens"]),
-        number(row["computed_tokens"]),
-        "–" if row["hit_rate"] is None else f"{row['hit_rate']:.0%}",
-        number(row["largest_batch"]),
+        cell("right", "{right:,}/{answers}"),
+        cell("equal", "{equal:,}/{answers}"),
+        cell("wall_s", "{wall_s:.2f} s"),
+        cell("ratio", "{ratio:.1f}x"),
+        NONE if is_baseline else cell("ratio_low", "{ratio_low:.2f} to {ratio_high:.2f}"),
+        cell("prompt_tokens", "{prompt_tokens:,}"),
+        cell("computed_tokens", "{computed_tokens:,}"),
+        cell("hit_rate", "{hit_rate:.0%}"),
+        cell("largest_batch", "{largest_batch:,}"),
     )
 
 
 def headline(comparisons: Sequence[Comparison]) -> str:
-    """The first line of every table: each way in which the engines did not do the same work."""
+    """Return the first line of every table: each way in which the engines did not do the same work."""
     names = len(comparisons) > 1
     found = [f"{c.name}: {said}" if names else said for c in comparisons for said in (*c.differences(), *c.notes)]
     return " ".join(found) or "Same calls, same prompts, same answers."
 
 
-def table(comparisons: Sequence[Comparison], title: str) -> Table:
-    """All comparisons as one table for the terminal; the differences stand in its first line."""
-    drawn = Table(title=f"{headline(comparisons)}\n{title}", box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for i, column in enumerate(COLUMNS):
+def table(title: str, columns: Sequence[str], sections: Sequence[Sequence[Sequence[str]]]) -> Table:
+    """Return a table for the terminal."""
+    drawn = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for i, column in enumerate(columns):
         drawn.add_column(column.replace(" ", "\n", 1), justify="left" if i < 2 else "right", no_wrap=True)
-    for comparison in comparisons:
-        for result in comparison.results:
-            drawn.add_row(*cells(comparison, result))
+    for rows in sections:
+        for row in rows:
+            drawn.add_row(*row)
         drawn.add_section()
     return drawn
 
 
+def _print(drawn: Table) -> None:
+    """Print to a terminal as wide as it is, elsewhere as wide as the table needs."""
+    Console(width=None if sys.stdout.isatty() else 140).print(drawn)
+
+
 def print_table(comparisons: Sequence[Comparison], title: str = "") -> None:
-    """Print to a terminal as wide as that is, elsewhere as wide as the table needs."""
-    width = None if sys.stdout.isatty() else 140
-    Console(width=width).print(table(comparisons, title or " ".join(c.title for c in comparisons)))
+    """Print all comparisons as one table, with their differences in its first line."""
+    title = title or " ".join(c.title for c in comparisons)
+    sections = [[cells(c, result) for result in c.results] for c in comparisons]
+    _print(table(f"{headline(comparisons)}\n{title}", COLUMNS, sections))
+
+
+def print_changes(changed: Sequence[against.Change]) -> None:
+    """Print the comparison with an earlier report."""
+    _print(table("Beside the earlier report", against.COLUMNS, [[one.cells() for one in changed]]))
 
 
 def failures(comparisons: Sequence[Comparison]) -> list[str]:
-    """One line for each engine that failed and each input that was left out."""
+    """Return one line for each engine that failed and each input that was left out."""
     lines = []
     for c in comparisons:
         for result in c.results:
@@ -218,12 +207,12 @@ def failures(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed, which draws chart.png."""
+    """Return True if matplotlib is installed, which draws chart.png."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def check_folder(folder: Path, *, force: bool, with_chart: bool) -> None:
-    """Check, before anything is run, that a report can be written.
+    """Check, before the first round, that a report can be written.
 
     Raises: ConfigError if the folder exists and is not empty (unless `force`), cannot be written to, or if the chart
     is wanted and matplotlib is not installed.
@@ -248,18 +237,20 @@ def write(
     folder: Path,
     command: str,
     with_chart: bool = True,
-    changed: Sequence[Change] = (),
+    changed: Sequence[against.Change] = (),
 ) -> list[Path]:
-    """Write report.html, report.json, report.csv and, if asked for, chart.png; returns their paths.
+    """Write report.html, report.json, report.csv and, if asked for, chart.png; return their paths.
 
-    command  how the comparison can be repeated
+    command  the command line that repeats the comparison
     changed  the comparison with an earlier report, for the page
     """
     folder.mkdir(parents=True, exist_ok=True)
     page, data, sheet, image = (folder / name for name in FILES)
-    # A half of a character, which UTF-8 has not, is written as JSON writes it, "\\ud800".
+    # A lone surrogate, which UTF-8 does not have, is written as in JSON: "\\ud800".
     data.write_text(json.dumps(to_json(comparisons), indent=2, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
-    rows = [{"pipeline": c.name} | _flat(figures(c, result)) for c in comparisons for result in c.results]
+    rows = [{"pipeline": c.name} | figures(c, result) for c in comparisons for result in c.results]
+    for row in rows:
+        row |= {f"{name} (s)": seconds for name, seconds in row.pop("phases_s", {}).items()}
     with sheet.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
@@ -271,45 +262,30 @@ def write(
         "utf-8",
         "backslashreplace",
     )
-    if not with_chart:
-        return [page, data, sheet]
-    chart(comparisons, image)
-    return [page, data, sheet, image]
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    phases = row.pop("phases_s", {})
-    return row | {f"{name} (s)": seconds for name, seconds in phases.items()}
-
-
-def print_changes(changed: Sequence[Change]) -> None:
-    """The comparison with an earlier report as a table."""
-    drawn = Table(title="Beside the earlier report", box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for i, column in enumerate(against.COLUMNS):
-        drawn.add_column(column.replace(" ", "\n", 1), justify="left" if i < 2 else "right", no_wrap=True)
-    for one in changed:
-        drawn.add_row(*one.cells())
-    Console(width=None if sys.stdout.isatty() else 140).print(drawn)
+    if with_chart:
+        chart(comparisons, image)
+    return [page, data, sheet, *[image] * with_chart]
 
 
 def chart(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Draw each engine's ratio with its interval, and the prompt tokens that it computed, as a PNG."""
+    """Draw each engine's ratio with its interval, and its computed prompt tokens, as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     bars = [
-        (f"{c.name}: {r.engine}" if len(comparisons) > 1 else r.engine, c, r) for c in comparisons for r in c.results
+        (f"{c.name}: {r.engine}" if len(comparisons) > 1 else r.engine, c, r)
+        for c in comparisons
+        for r in c.results
+        if r.rounds
     ]
-    bars = [bar for bar in bars if bar[2].rounds]
     size = (9, 1.2 + 0.4 * max(len(bars), 1))
     figure, (ratios, computed) = pyplot.subplots(1, 2, figsize=size, layout="constrained", sharey=True)
     for y, (_, comparison, result) in enumerate(bars):
         found = comparison.ratio(result)
         if found is not None:
-            low, high = found.low or found.value, found.high or found.value
-            ratios.plot([low, high], [y, y], color="tab:blue", linewidth=2)
+            ratios.plot([found.low or found.value, found.high or found.value], [y, y], color="tab:blue", linewidth=2)
             ratios.plot([found.value], [y], "o", color="tab:blue")
         computed.barh([y], [result.work.computed_tokens or 0], 0.6, color="tab:blue")
     ratios.axvline(1, color="grey", linewidth=0.8)

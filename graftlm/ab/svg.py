@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from graftlm.ab.comparison import Comparison, EngineResult
-from graftlm.ab.profile import Call
+from graftlm.ab.measure.profile import Call
 
 WIDTH = 830
 MAX_CALLS = 400

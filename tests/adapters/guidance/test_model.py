@@ -21,7 +21,7 @@ from guidance.chat import ChatMLTemplate
 from guidance.library import capture, special_token
 from transformers import Cache
 
-from graftlm.ab.classes.guidance import mend_crop
+from graftlm.ab.engines.frameworks import mend_crop
 from graftlm.adapters.guidance import GraftModel
 from graftlm.adapters.guidance.engine import Grammar
 from graftlm.core.errors import ConfigError, GrammarError, RequestTooLong

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from graftlm.ab import Comparison, EngineResult, Round, compare, report
-from graftlm.ab.meter import Work
-from graftlm.ab.plants import check
+from graftlm.ab.compare import check
+from graftlm.ab.measure.profile import Work
 from graftlm.core.errors import ConfigError
 from tests.core.remote.models import answers
 from tests.core.remote.server import Fault, Server
@@ -42,9 +42,9 @@ def graftlm(model):
 def broken(model): raise OSError("no such device")
 def missing(model): import a_package_that_nobody_has
 def run(llm, inputs): return llm(inputs)
-def inputs(): return ["The same forty characters at the beginning " + end for end in ("one", "two", "six")]
+def inputs(): return ["The same forty characters at the beginning " + end for end in ("red", "two", "six")]
 def warm_up(): return ["Something else"]
-def right(text, answer): return text.endswith("one")
+def right(text, answer): return text.endswith("red")
 '''
 DSPY_EVALUATE = """import dspy
 def run(llm, inputs):
@@ -395,7 +395,7 @@ def _child_of(pid: int) -> int:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for child in psutil.Process(pid).children():
-            if "graftlm.ab.worker" in " ".join(child.cmdline()):
+            if "graftlm.ab.measure.worker" in " ".join(child.cmdline()):
                 return child.pid
         time.sleep(0.05)
     raise AssertionError("no engine was started")

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from graftlm.ab import Comparison, EngineResult, Round, assert_faster, assert_same_answers
-from graftlm.ab.meter import Work
-from graftlm.ab.profile import Call, Profile
+from graftlm.ab.measure.profile import Call, Profile, Work
 from graftlm.core.errors import ConfigError
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from graftlm.ab.cost import cost_of, read_prices
-from graftlm.ab.meter import Work
+from graftlm.ab.measure.profile import Work
 from graftlm.core.errors import ConfigError
 
 WORK = Work(calls=2, prompt_tokens=2_000_000, completion_tokens=500_000)

@@ -13,8 +13,7 @@ import pytest
 from graftlm.ab import Comparison, EngineResult, Round, report
 from graftlm.ab.against import changes
 from graftlm.ab.html_page import summary
-from graftlm.ab.meter import Work
-from graftlm.ab.profile import Call, Divergence, Profile
+from graftlm.ab.measure.profile import Call, Divergence, Profile, Work
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ANSWERS = {"hf": ["Paris", "Madrid <b>", "31"], "graftlm": ["Paris", "Lisbon", "31"]}

@@ -1,1 +1,0 @@
-"""Each framework's own classes for the engines that `graftlm ab` knows by name."""
