@@ -1,7 +1,7 @@
-"""Groups of calls that were handed over together, before LangChain makes them one by one.
+"""Groups of calls whose requests are submitted together, before LangChain makes the calls one by one.
 
-Each call looks for its request among those laid out in its context and finds it running already. What nobody claims is
-cancelled, so a wrong guess costs work and never changes an answer.
+Each call claims its request from the group of its context, where it runs already. Unclaimed requests are cancelled, so
+a wrong guess costs work and never changes an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """Equal for equal prompts; not the other way round."""
+        """A key that is equal for equal prompts, and sometimes for different ones."""
         prompt = self.request.prompt
         return prompt if isinstance(prompt, str) else tuple(map(_message_key, prompt))
 
@@ -50,13 +50,13 @@ def _message_key(message: Message) -> Hashable:
 
 @dataclass
 class Group:
-    """Calls that were submitted together, waiting to be claimed."""
+    """Calls that were submitted together and wait for their claims."""
 
     waiting: dict[Hashable, list[tuple[Call, Future[Completion]]]] = field(default_factory=dict)
 
     @classmethod
     def submit(cls, calls: Iterable[Call]) -> Group:
-        """Hand all calls over, those of one runtime at once."""
+        """Submit all calls, one submission for each runtime."""
         group = cls()
         by_runtime: dict[int, list[Call]] = {}
         for call in calls:
@@ -71,30 +71,30 @@ class Group:
         return group
 
     def __len__(self) -> int:
-        """Calls that were submitted and not claimed yet."""
+        """The number of submitted, unclaimed calls."""
         return sum(map(len, self.waiting.values()))
 
     def claim(self, call: Call) -> Future[Completion] | None:
-        """The answer to be of a call like this one; each is claimed once."""
+        """Return the future of an equal call, which is claimed once; None without one."""
         candidates = self.waiting.get(call.key, ())
         for candidate in tuple(candidates):
             if candidate[0].same_as(call):
                 try:
                     self.waiting[call.key].remove(candidate)
-                except ValueError:  # another thread was faster
+                except ValueError:  # another thread claimed it
                     continue
                 return candidate[1]
         return None
 
     def cancel(self) -> None:
-        """Free what nobody claimed."""
+        """Cancel the unclaimed requests."""
         for candidates in self.waiting.values():
             for _, future in candidates:
                 future.cancel()
 
 
 laid_out_group: ContextVar[Group | None] = ContextVar("graftlm_langchain_group", default=None)
-"""The group that calls of this context claim from."""
+"""The group from which calls of this context claim."""
 
 
 def _claim(call: Call) -> Future[Completion] | None:
@@ -103,25 +103,25 @@ def _claim(call: Call) -> Future[Completion] | None:
 
 
 def complete(call: Call) -> Completion:
-    """The answer of a request laid out in this context, or of `call`, submitted now."""
+    """Return the answer of the group's equal request, or of `call`, submitted now."""
     claimed = _claim(call)
     if claimed is None:
         return call.runtime.complete(call.request)
     try:
         return claimed.result()
     finally:
-        claimed.cancel()  # of use only when the wait was interrupted
+        claimed.cancel()  # has an effect only after an interrupted wait
 
 
 def submit_all(calls: Sequence[Call]) -> list[Future[Completion]]:
-    """Claim the answer of a request laid out in this context, or submit `calls`, all of one runtime, now."""
+    """Claim the group's request for a single call, or submit `calls`, all of one runtime, now."""
     if len(calls) == 1 and (claimed := _claim(calls[0])) is not None:
         return [claimed]
     return calls[0].runtime.submit_many([call.request for call in calls]) if calls else []
 
 
 async def acomplete(call: Call) -> Completion:
-    """The answer of a request laid out in this context, or of `call`, submitted with others of the loop's turn."""
+    """Return the answer of the group's equal request, or of `call`, submitted with others of the loop's turn."""
     claimed = _claim(call)
     if claimed is not None:
         return await asyncio.wrap_future(claimed)
