@@ -336,6 +336,21 @@ def map_children(function: Callable[[Node], Node], node: Node) -> Node:
             return node
 
 
+def children(node: Node) -> tuple[Node, ...]:
+    """Return the nodes directly in `node`."""
+    match node:
+        case Concat(items) | Alternation(items) | Intersection(items):
+            return items
+        case Repeat(item, _, _):
+            return (item,)
+        case Graph(rows, _):
+            return tuple([item for row in rows for item, _ in row])
+        case Difference(item, minus):
+            return item, minus
+        case _:
+            return ()
+
+
 def graph(rows: Sequence[Sequence[tuple[Node, int]]], accepting: Iterable[int]) -> Node:
     """A walk from state 0 to an accepting state, without dead ends; states that only pass on are joined."""
     final = frozenset(accepting)

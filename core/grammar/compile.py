@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,9 +14,6 @@ from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import EmptyLanguage
-from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
-from graftlm.core.grammar.automata.nfa.least_places import LONG
-from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.engines.automaton import AutomatonMatcher
@@ -31,13 +27,11 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.explain import Explanation
     from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
-_CHARACTERS_PER_STATE = 2
-"""In two collections 27 of 32 longer schemas took more than 20,000 states, and 39 of the 420 others."""
 _USUAL = Options()
-SHARE_OF_AUTOMATON = 0.4
-"""Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
-EDGES_OF_AUTOMATON = 900_000
-"""Edges after which it gets the rest as well; an automaton of 20,000 states or less mostly takes below 400,000."""
+_SHARE_OF_AUTOMATON = 0.05
+"""Share of `limits.seconds` for an automaton; llguidance gets the rest."""
+_AUTOMATON_BYTES = 64_000_000
+"""Memory to build an automaton, in bytes, for a constraint that llguidance can match instead."""
 
 
 class EngineGrammar(Protocol):
@@ -150,7 +144,7 @@ def _compiled(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
                 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
                 reader = SchemaReader(spec, options, items_differ=True)
-            grammar = _compile_fastest(spec, vocabulary, options, reader)
+            grammar = _choose_engine(spec, vocabulary, options, reader)
         else:
             grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
         if isinstance(spec, JsonSchema) and has_distinct:
@@ -212,71 +206,58 @@ class Language:
         return Grammar(engine, compiled, self.issues, self.annotations)
 
 
-def _compile_fastest(
-    spec: Spec, vocabulary: Vocabulary, options: Options, reader: SchemaReader | None = None
-) -> Grammar:
+def _choose_engine(spec: Spec, vocabulary: Vocabulary, options: Options, reader: SchemaReader | None = None) -> Grammar:
+    """Compile with the DFA if the language is regular, else with the PDA; with llguidance if that engine refuses."""
     if isinstance(spec, Lark):
         from graftlm.core.grammar.lark_text import compile_grammar_text
 
         return compile_grammar_text(spec.text, vocabulary)
-    is_large = takes_many_states(spec, options)
-    language = language_of(spec, options, token_rules=is_large, reader=reader)
-    if is_large and language.rules:
-        return _from_language(language, vocabulary)
-    is_shared = isinstance(spec, JsonSchema | Composite)  # with llguidance
+    language = language_of(spec, options, reader=reader)
+    if not isinstance(spec, JsonSchema | Composite):
+        return automaton(language, vocabulary, options.limits)
+    limits = replace(options.limits, memory_bytes=min(options.limits.memory_bytes, _AUTOMATON_BYTES))
     try:
-        with limited(options.limits, SHARE_OF_AUTOMATON if is_shared else 1.0):
-            effort = Effort(EDGES_OF_AUTOMATON, is_long=_size(spec) > LONG) if is_shared else None
-            return automaton(language, vocabulary, options, effort)
+        with limited(limits, _SHARE_OF_AUTOMATON):
+            return automaton(language, vocabulary, limits)
+    except EmptyLanguage:
+        raise
     except GrammarError as error:
-        if not is_shared:
-            raise
-        # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
         try:
-            lazy = _from_language(for_parsers(spec, options, reader), vocabulary)
-            check_start(lazy, vocabulary)
-            if isinstance(error, EmptyLanguage):
-                _check_some_text(lazy)
+            grammar = _by_llguidance(for_parsers(spec, options, reader), vocabulary)
+            check_start(grammar, vocabulary)
         except (GrammarError, RecursionError):
-            if isinstance(error, TooMuchEffortError):  # no other engine is sooner
-                return automaton(language, vocabulary, options)
             raise error from None
-        return lazy
-
-
-def takes_many_states(spec: Spec, options: Options) -> bool:
-    """Whether a pushdown automaton of a schema would mostly be too large, as its text tells before it is read."""
-    return isinstance(spec, JsonSchema) and len(spec.text) > _CHARACTERS_PER_STATE * options.limits.states
+        return grammar
 
 
 def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
-    """Compile into a byte automaton. Raises GrammarError when the constraint is not regular."""
+    """Compile into a DFA. Raises GrammarError if the constraint is not regular."""
     language = language_of(spec, options)
     if language.rules:
         raise GrammarError(
             "the constraint contains itself or admits any JSON value, which no automaton can hold; "
             "let the engine be chosen, or use 'llguidance'"
         )
-    return automaton(language, vocabulary, options)
+    return automaton(language, vocabulary, options.limits)
 
 
 def compile_pda(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
-    """Compile into a deterministic pushdown automaton. Raises GrammarError where that cannot keep the constraint."""
+    """Compile into a deterministic pushdown automaton. Raises GrammarError if the language is not deterministic."""
     language = language_of(spec, options, context_free=True)
     return language.grammar("pda", PdaGrammar.compile(language.node, language.rules, vocabulary, options.limits))
 
 
 def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
-    """Compile with llguidance, which takes every constraint."""
+    """Compile with llguidance."""
     if isinstance(spec, Lark):
         from graftlm.core.grammar.lark_text import compile_grammar_text
 
         return compile_grammar_text(spec.text, vocabulary)
-    return _from_language(for_parsers(spec, options), vocabulary)
+    return _by_llguidance(for_parsers(spec, options), vocabulary)
 
 
 def for_parsers(spec: Spec, options: Options, reader: SchemaReader | None = None) -> Language:
-    """The language of `spec` with JSON's tokens as rules, for parsers that read tokens."""
+    """Return the language of `spec` with JSON's tokens as rules."""
     return language_of(spec, options, context_free=True, token_rules=True, reader=reader)
 
 
@@ -288,10 +269,10 @@ def language_of(
     token_rules: bool = False,
     reader: SchemaReader | None = None,
 ) -> Language:
-    """What `spec` allows; with `context_free` a JSON schema's definitions are rules even where the whole is regular.
+    """Return the language of `spec`; with `context_free` the definitions of a JSON schema are rules.
 
-    token_rules  JSON's tokens are rules as well, where there are any
-    reader       of a JSON schema, if there is one already
+    token_rules  JSON's tokens are rules, where there are any
+    reader       of a JSON schema, if it was read before
     """
     match spec:
         case Regex(pattern):
@@ -302,13 +283,9 @@ def language_of(
             return Language(ast.alternation(*map(ast.literal, choices)))
         case JsonSchema():
             from graftlm.core.grammar.schema.lowering import lower_read, lower_schema
-            from graftlm.core.grammar.schema.places import is_too_large, takes_many_places
 
             if reader is not None:
-                context_free = context_free or takes_many_places(reader, spec, options)
                 lowered = lower_read(reader, spec, options, context_free=context_free, token_rules=token_rules)
-                if is_too_large(lowered, spec, options, token_rules=token_rules):  # rules are not written out
-                    lowered = lower_read(reader, spec, options, context_free=True, token_rules=token_rules)
             else:
                 lowered = lower_schema(
                     spec, options, context_free=context_free, token_rules=token_rules, items_differ=True
@@ -322,22 +299,20 @@ def language_of(
             )
 
 
-def automaton(language: Language, vocabulary: Vocabulary, options: Options, effort: Effort | None = None) -> Grammar:
+def automaton(language: Language, vocabulary: Vocabulary, limits: Limits) -> Grammar:
+    """Compile into a DFA, or into a PDA if there are rules."""
     node, rules = language.node, language.rules
     if rules:
-        return language.grammar("pda", PdaGrammar.compile(node, rules, vocabulary, options.limits, effort))
-    return language.grammar("fsm", FsmGrammar.compile(node, vocabulary, options.limits, effort))
+        return language.grammar("pda", PdaGrammar.compile(node, rules, vocabulary, limits))
+    return language.grammar("fsm", FsmGrammar.compile(node, vocabulary, limits))
 
 
-def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
-    from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
-    from graftlm.core.grammar.engines.lark.lark import to_lark
+def _by_llguidance(language: Language, vocabulary: Vocabulary) -> Grammar:
+    from graftlm.core.grammar.engines.lark_writer import to_lark
     from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 
-    check_fixed_texts(language.node, language.rules)
     text = to_lark(language.node, language.rules)
-    endings = partial(Pushdown, language.node, language.rules)
-    return language.grammar("llguidance", LlguidanceGrammar.from_lark(text, vocabulary, endings))
+    return language.grammar("llguidance", LlguidanceGrammar.from_lark(text, vocabulary))
 
 
 def _size(spec: Spec) -> int:
@@ -357,14 +332,6 @@ def _check_size(spec: Spec, limits: Limits) -> None:
             f"the constraint has {_size(spec):,} characters, the limit is {limits.size:,}; "
             "shorten it or raise limits.size"
         )
-
-
-def _check_some_text(grammar: Grammar) -> None:
-    """Parsers look no further than the next token: a text that cannot end looks to them like any other."""
-    from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
-
-    if isinstance(grammar.compiled, LlguidanceGrammar):
-        grammar.compiled.prepare_endings()
 
 
 def check_start(grammar: Grammar, vocabulary: Vocabulary) -> None:

@@ -166,7 +166,7 @@ class Limits:
     size          characters of the schema, pattern or grammar.
     """
 
-    states: int = 20_000
+    states: int = 400_000
     seconds: float = 5.0
     depth: int = 64
     size: int = 4_000_000

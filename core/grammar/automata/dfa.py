@@ -12,10 +12,8 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import determinize, state_sets
 from graftlm.core.grammar.automata.distances import Ways, measure
-from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.automata.nfa.builder import MAX_REGISTERS, NfaBuilder
-from graftlm.core.grammar.automata.nfa.least_places import check_places
+from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.state_table import LONGEST_RUN, StateTable
 from graftlm.core.grammar.budget import check, limited
@@ -31,6 +29,8 @@ START = 1
 UNREACHABLE = np.iinfo(np.int32).max
 _SLICE, _SLICE_IN_PYTHON = 10_000_000, 100_000
 """Edges and states that are looked at between two looks at the clock: about a tenth of a second."""
+_MAX_CAPACITY = 1 << 15
+"""Rows of the first table; it doubles as states are found."""
 _MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
 
 
@@ -57,12 +57,10 @@ class Dfa(StateTable):
     distance: Int32Array
 
     @classmethod
-    def compile(
-        cls, node: Node, limits: Limits | None = None, *, counters: bool = True, effort: Effort | None = None
-    ) -> Dfa:
+    def compile(cls, node: Node, limits: Limits | None = None, *, counters: bool = True) -> Dfa:
         """Build the automaton of `node`; without `counters` every repeat is unrolled.
 
-        Raises GrammarError when nothing can match, or when it costs more than `limits` or `effort`.
+        Raises GrammarError when nothing can match, or when it costs more than `limits`.
         """
         limits = limits or Limits()
         unrolled: set[Path] = set()
@@ -70,7 +68,7 @@ class Dfa(StateTable):
         with limited(limits):
             while True:
                 nfa = NfaBuilder(4 * limits.states, unrolled, counters).build(node)
-                exploration = Exploration(nfa, limits, effort)
+                exploration = Exploration(nfa, limits)
                 conflict = exploration.run()
                 if conflict is None:
                     return exploration.finish()
@@ -79,9 +77,6 @@ class Dfa(StateTable):
                 # those that cost about as much are mostly of the same kind, and would be in conflict next
                 unrolled.update(loop.path for loop in nfa.loops if loop.cost <= 2 * cheapest.cost)
                 counters = counters and num_conflicts < _MAX_CONFLICTS
-                shallow = all([loop.register + 1 < MAX_REGISTERS for loop in nfa.loops])  # none inside is hidden
-                if not counters or (shallow and all([loop.path in unrolled for loop in nfa.loops])):
-                    check_places(node, 4 * limits.states, counters=False)
 
     @property
     def moves(self) -> tuple[Int32Array, npt.NDArray[np.uint8], Int32Array]:
@@ -218,12 +213,11 @@ class Dfa(StateTable):
 class Exploration:
     """One subset construction, and the arrays that it fills."""
 
-    def __init__(self, nfa: Nfa, limits: Limits, effort: Effort | None = None) -> None:
-        self._effort = effort or Effort()
+    def __init__(self, nfa: Nfa, limits: Limits) -> None:
         self._nfa = nfa
         self._limits = limits
         num_registers = max(nfa.num_registers, 1)
-        capacity = 2 * nfa.num_states + 64
+        capacity = min(2 * nfa.num_states + 64, _MAX_CAPACITY)
         self._table = np.empty((capacity, nfa.num_classes), np.int32)
         self._accepting = np.zeros(capacity, np.bool_)
         self._owners = np.full((capacity, num_registers), -1, np.int32)
@@ -233,7 +227,7 @@ class Exploration:
         self._pool = np.empty(4 * capacity, np.int32)
         self._set_ptr = np.zeros(capacity + 1, np.int64)
         self._slots = np.zeros(_table_size(capacity), np.int32)
-        self._control = np.array([1, 0, 1, 1, -1, -1, 0, 0, 0, self._effort.num_left], np.int64)
+        self._control = np.array([1, 0, 1, 1, -1, -1, 0, 0, 0, 1 << 60], np.int64)
 
     def run(self) -> tuple[int, int] | None:
         """Explore everything; the loops that are in conflict, if two are."""
@@ -251,12 +245,9 @@ class Exploration:
                 self._set_ptr, self._slots, self._ways, self._way_ptr, control, budget, self._limits.states, num_bytes,
             )  # fmt: skip
             if status in (determinize.DONE, determinize.CONFLICT):
-                self._effort.num_left -= int(control[determinize.NUM_EDGES])
                 done = status == determinize.DONE
                 return None if done else (int(control[determinize.CONFLICT_A]), int(control[determinize.CONFLICT_B]))
             self._check_limits()
-            if control[determinize.NUM_EDGES] > control[determinize.MAX_EDGES]:
-                raise self._effort.too_much()
             if status == determinize.GROW:
                 self._grow()
 

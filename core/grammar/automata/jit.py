@@ -44,7 +44,7 @@ _MODULES = tuple(
     f"{_GRAMMAR}.{name}"
     for name in (
         *("automata.state_sets", "automata.determinize", "automata.distances", "automata.state_table"),
-        *("automata.nfa.arrays", "automata.products.pairs", "automata.products.partition"),
+        *("automata.nfa.arrays", "automata.products.pairs"),
         *("automata.stack.call_sites", "automata.stack.call_conflicts", "automata.stack.rule_distances"),
         "schema.text.name_trie",
         *("masks.trie.trie", "masks.walks.trie_walk", "masks.walks.stack_walk", "masks.walks.self_loops"),

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.endings import shortest_ending
-from graftlm.core.grammar.automata.nfa.least_places import check_places
 from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
 from graftlm.core.grammar.masks.masks import Masks
@@ -34,18 +32,14 @@ class FsmGrammar(AutomatonGrammar):
         super().__init__(dfa, vocabulary, Masks(dfa, vocabulary, max_mask_bytes, self._spelling))
 
     @classmethod
-    def compile(
-        cls, node: Node, vocabulary: Vocabulary, limits: Limits | None = None, effort: Effort | None = None
-    ) -> FsmGrammar:
+    def compile(cls, node: Node, vocabulary: Vocabulary, limits: Limits | None = None) -> FsmGrammar:
         """Compile `node`.
 
-        Raises GrammarError when nothing matches, or not within `limits` and `effort`, or cannot be spelled.
+        Raises GrammarError if nothing matches, the automaton exceeds `limits`, or the vocabulary cannot spell it.
         """
         limits = limits or Limits()
-        if effort is not None and effort.is_long:
-            check_places(node, 4 * limits.states)
-        node = without_products(node, limits.states, effort)
-        dfa = Dfa.compile(node, limits, effort=effort)
+        node = without_products(node)
+        dfa = Dfa.compile(node, limits)
         if dfa.loops and not is_complete(dfa, vocabulary):
             dfa = Dfa.compile(node, limits, counters=False)
         return cls(dfa, vocabulary)

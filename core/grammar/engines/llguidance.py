@@ -1,41 +1,32 @@
-"""The llguidance engine, for languages that no automaton holds, behind the same matcher."""
+"""The llguidance engine, for languages that no automaton holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar.automata.stack.positions import INFINITE, TooManyStates
-from graftlm.core.grammar.automata.stack.pushdown import Place, Pushdown
-from graftlm.core.grammar.budget import limited
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.engines.byte_tokenizer import tokenizer_of
-from graftlm.core.grammar.engines.lark.lark import TOO_MANY_SYMBOLS
+from graftlm.core.grammar.engines.lark_writer import TOO_MANY_SYMBOLS
 from graftlm.core.grammar.engines.library import LibraryMatcher, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import MaskRow
-from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_T = TypeVar("_T")
-
 _MAX_STEPS = 256
-_MAX_ENDING = 100_000
 _LARGE = {
     "max_items_in_row": 20_000,  # members that may come next in a long object
     "step_max_items": 200_000,
     "step_lexer_fuel": 5_000_000,  # for one token: about 0.2 s; a matcher without fuel gives up in the middle of a text
 }
 """Limits of llguidance's parser for schemas."""
-_LIMITS = Limits(seconds=4.0)  # for endings: without them a text may be cut where its budget ends
 # What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
-_CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
+_CLOSERS = (*(b"}", b"]", b",", b":", b"0", b"1", b'"'), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
 _IN_STRING = b"#"  # outside of strings JSON never has it
 _BLANK = frozenset(b" \t\r\n")
 
@@ -53,17 +44,14 @@ class LlguidanceGrammar:
         self,
         source: str,
         vocabulary: Vocabulary,
-        language: Callable[[], Pushdown] | None = None,
         *,
         limits: Mapping[str, int] | None = None,
     ) -> None:
         """Compile `source`, a grammar in llguidance's JSON form. Raises LlguidanceRefusal with llguidance's reason.
 
-        language  the same language, which knows how every text ends; without it endings are searched for
         limits    arguments of llguidance's LLParserLimits; None for those that large schemas need
         """
         self.vocabulary = vocabulary
-        self._make_language = language
         self._limits = _LARGE if limits is None else limits
         self._source = source
         self.start_mask: MaskRow | None = None
@@ -88,46 +76,17 @@ class LlguidanceGrammar:
         cls,
         text: str,
         vocabulary: Vocabulary,
-        language: Callable[[], Pushdown] | None = None,
         *,
         limits: Mapping[str, int] | None = None,
     ) -> LlguidanceGrammar:
         """Compile a Lark grammar that starts with `start`."""
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_lark(text), vocabulary, language, limits=limits)
+        return cls(LLMatcher.grammar_from_lark(text), vocabulary, limits=limits)
 
     @property
     def num_bytes(self) -> int:
         return 64 * len(self._source) + (1 << 16)  # not told by llguidance; items and lexer states, about
-
-    @cached_property
-    def language(self) -> Pushdown | None:
-        """Made when an ending is first asked for; None where that would take too long."""
-        try:
-            with limited(_LIMITS):
-                return None if self._make_language is None else self._make_language()
-        except (GrammarError, RecursionError):
-            return None
-
-    def forget_texts(self, language: Pushdown) -> None:
-        """Begin the language anew, unless another sequence just did: it keeps places of all texts that were read."""
-        if self.language is language:
-            self.language = language.renewed()
-
-    def prepare_endings(self) -> None:
-        """Learn how texts end now, where the first token of a text would wait for it. GrammarError if none does."""
-        language = self.language
-        if language is None:
-            return
-        try:
-            with limited(_LIMITS):
-                num_bytes = language.distance(language.start)
-        except GrammarError:
-            self.language = None
-            return
-        if num_bytes >= INFINITE:
-            raise GrammarError("nothing can satisfy the constraint: no text matches it")
 
     def matcher(self) -> LlguidanceMatcher:
         start = self.start_other_than(None)
@@ -155,12 +114,12 @@ class LlguidanceGrammar:
 class LlguidanceMatcher(LibraryMatcher):
     """One sequence in a context-free grammar: see `graftlm.core.grammar.matcher.Matcher`.
 
-    An ending is the shortest that the grammar's own language knows. For a grammar written in Lark that is not known:
-    endings are searched for greedily, and where none is found, `ending` is [] and `min_tokens_to_accept` 0 though the
-    matcher is not accepting: the text then runs until its budget is spent and may be cut.
+    Endings are found by a greedy search of at most 256 steps. Without a result `ending` is [] and
+    `min_tokens_to_accept` is 0 though the matcher is not accepting: the text then runs until its budget is spent and
+    may be cut.
     """
 
-    __slots__ = ("_ending", "_ids", "_language", "_places", "grammar", "start")
+    __slots__ = ("_ending", "_ids", "grammar", "start")
 
     fills_outside_lock = True
     """`fill_mask` may run in a thread of its own, beside those of other matchers."""
@@ -171,8 +130,6 @@ class LlguidanceMatcher(LibraryMatcher):
         super().__init__(matcher, vocabulary)
         self._ending: tuple[int, list[int]] | None = None  # for which num_consumed, and the tokens
         self._ids: list[int] = []
-        self._language: Pushdown | None = None  # that the places are of
-        self._places: list[Place] = []  # after 0 tokens, 1, ...: as many as endings were asked for
         self.grammar: LlguidanceGrammar | None = None
         self.start: LLMatcher | None = None  # of which the matcher is a copy
 
@@ -227,13 +184,11 @@ class LlguidanceMatcher(LibraryMatcher):
         if self._num_consumed != num_consumed:
             self._ending = None
             del self._ids[self._num_consumed :]
-            del self._places[self._num_consumed + 1 :]
 
     def fork(self) -> LlguidanceMatcher:
         twin: LlguidanceMatcher = super().fork()
         twin._ending, twin._ids = self._ending, self._ids.copy()
         twin.grammar, twin.start = self.grammar, self.start
-        twin._language, twin._places = self._language, self._places.copy()
         return twin
 
     def forced(self, context: Sequence[int]) -> list[int]:
@@ -246,41 +201,9 @@ class LlguidanceMatcher(LibraryMatcher):
             return b""
         return self._matcher.compute_ff_bytes()
 
-    def ending_bound(self) -> int:
-        """At least as many tokens as the shortest ending takes: one for each byte."""
-        num_bytes = self._asked(Pushdown.distance) if self._vocabulary.has_all_bytes else None
-        return self.min_tokens_to_accept() if num_bytes is None else num_bytes
-
-    def _asked(self, question: Callable[[Pushdown, Place], _T]) -> _T | None:
-        """What the grammar's language says of the place where the text stands; None where it cannot say."""
-        for _ in range(2):
-            language = self.grammar.language if self.grammar is not None else None
-            if self.grammar is None or language is None:
-                break
-            if language is not self._language:
-                self._language, self._places = language, [language.start]
-            try:
-                return question(language, self._place(language))
-            except TooManyStates:  # mostly of other texts
-                self.grammar.forget_texts(language)
-        return None
-
-    def _place(self, language: Pushdown) -> Place:
-        """Where the text stands in `language`."""
-        places, tokens = self._places, self._vocabulary.tokens
-        for token_id in self._ids[len(places) - 1 :]:
-            place = language.walk(places[-1], tokens[token_id])
-            if place is None:
-                raise GrammarError(f"token {token_id} is not in the language that llguidance's grammar was made of")
-            places.append(place)
-        return places[-1]
-
     def min_tokens_to_accept(self) -> int:
         if self.accepting:
             return 0
-        num_bytes = self._asked(Pushdown.distance)
-        if num_bytes is not None and num_bytes > _MAX_ENDING:
-            return num_bytes  # at least as many as its tokens: nobody asks for it to be written out
         return len(self._find_ending())
 
     def ending(self, context: Sequence[int]) -> list[int]:
@@ -302,12 +225,7 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def _find_ending(self) -> list[int]:
         if self._ending is None or self._ending[0] != self._num_consumed:
-            data = self._asked(Pushdown.ending)
-            try:
-                found = self._searched() if data is None else self._vocabulary.encode(data)
-            except ConfigError:  # the vocabulary cannot spell the shortest ending, perhaps another one
-                found = self._searched()
-            self._ending = (self._num_consumed, found)
+            self._ending = (self._num_consumed, self._searched())
         return self._ending[1]
 
     def _searched(self) -> list[int]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
@@ -43,10 +42,9 @@ class PdaGrammar(AutomatonGrammar):
         rules: Mapping[str, Node],
         vocabulary: Vocabulary,
         limits: Limits | None = None,
-        effort: Effort | None = None,
     ) -> PdaGrammar:
         """Compile `node` and the rules that it names. Raises GrammarError, as `build_dpda` does."""
-        return cls(build_dpda(node, rules, limits, effort), vocabulary)
+        return cls(build_dpda(node, rules, limits), vocabulary)
 
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self)

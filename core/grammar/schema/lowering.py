@@ -44,7 +44,6 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 from graftlm.core.grammar.schema.distinct.distinct_items import DistinctItems
 from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
 from graftlm.core.grammar.schema.member_names import counts_names, num_other_names, too_few_names
-from graftlm.core.grammar.schema.places import is_long
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.schema.satisfiability import WithoutRules, blame, unending
 from graftlm.core.grammar.schema.text import numbers
@@ -111,7 +110,7 @@ def _regular(spec: JsonSchema, options: Options, reader: SchemaReader, token_rul
     """
     lowering = Lowering(spec, options, reader, token_rules=token_rules)
     irregular = Irregular(reader, lowering.close)
-    if irregular(Reference("")) or (irregular.doubtful and is_long(spec, options)):
+    if irregular(Reference("")):
         return None
     try:
         for shape in irregular.doubtful:

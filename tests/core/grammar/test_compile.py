@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from graftlm import Choices, JsonSchema, Lark, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
-from graftlm.core.grammar import Grammar, Limits, ast, compile as compile_
+from graftlm.core.grammar import Grammar, Limits, ast
 from graftlm.core.grammar.compile import compile_spec
 from graftlm.core.grammar.schema.algebra.shapes import Number, Shape
 from graftlm.core.grammar.schema.lowering import Lowering
@@ -130,17 +129,6 @@ def test_a_schema_over_the_states_of_an_automaton_goes_to_llguidance() -> None:
     assert allows(grammar, '"a' + "b" * 14 + '"') and not allows(grammar, '"' + "b" * 15 + '"')
 
 
-def test_a_schema_that_takes_many_steps_goes_to_llguidance_unless_that_cannot_take_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    schema = {"type": "string", "pattern": "^(a|b)*a(a|b){10}$"}
-    assert compiled(schema).engine == "fsm"
-    monkeypatch.setattr(compile_, "EDGES_OF_AUTOMATON", 10_000)
-    assert compiled(schema).engine == "llguidance"
-    monkeypatch.setattr(compile_, "_from_language", Mock(side_effect=GrammarError("none")))
-    assert compiled(schema).engine == "fsm"
-
-
 def test_a_pattern_and_a_length_too_large_for_a_product_go_to_llguidance() -> None:
     grammar = compiled({"type": "string", "pattern": "^([a-z]+ ?)*$", "maxLength": 4000})
     assert grammar.engine == "llguidance"
@@ -153,7 +141,8 @@ def test_definitions_that_double_each_other_cost_no_more_than_their_number() -> 
         pair = {"a": {"$ref": f"#/$defs/d{i - 1}"}, "b": {"$ref": f"#/$defs/d{i - 1}"}}
         definitions[f"d{i}"] = {"type": "object", "properties": pair, "required": ["a", "b"]}
     assert compiled({"$defs": definitions, "$ref": "#/$defs/d4"}).engine == "fsm"
-    assert compiled({"$defs": definitions, "$ref": "#/$defs/d39"}).engine == "llguidance"
+    with pytest.raises(GrammarError, match="no text of less than 2 GiB"):  # the shortest has 2**39 integers
+        compiled({"$defs": definitions, "$ref": "#/$defs/d39"})
 
 
 def test_definitions_that_nest_too_deep_are_an_error() -> None:
@@ -164,11 +153,13 @@ def test_definitions_that_nest_too_deep_are_an_error() -> None:
         compiled({"$defs": definitions, "$ref": "#/$defs/d1999"})
 
 
-def test_more_optional_members_than_rules_can_nest_are_kept_by_either_engine() -> None:
+def test_more_optional_members_than_rules_can_nest_are_kept_by_an_automaton_alone() -> None:
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(900)}, "minProperties": 1}
-    for grammar in compiled(schema), compiled(schema, engine="llguidance"):
-        assert allows(grammar, '{"p3":[],"p899":{"p1":1}}') and not allows(grammar, '{"p899":1,"p3":1}')
-        assert not allows(grammar, "{}")
+    grammar = compiled(schema)
+    assert allows(grammar, '{"p3":[],"p899":{"p1":1}}') and not allows(grammar, '{"p899":1,"p3":1}')
+    assert not allows(grammar, "{}")
+    with pytest.raises(GrammarError, match="1,799 states, the limit of a context-free grammar is 1,000"):
+        compiled(schema, engine="llguidance")
 
 
 def test_a_constraint_over_the_size_is_refused() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 from graftlm.core.grammar.automata.determinize import ACTION_WIDTH
 from graftlm.core.grammar.automata.dfa import UNREACHABLE
 from graftlm.core.grammar.automata.distances import list_ways, measure
-from graftlm.core.grammar.automata.products.partition import partition
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,18 +75,3 @@ class ByteTable:
         live[:2] = True
         numbers = np.where(live, np.cumsum(live) - 1, 0).astype(np.int32)
         return ByteTable(self.classes, numbers[self.targets[live]], self.accepting[live])
-
-    def minimal(self, most: int) -> ByteTable:
-        """The table with states that go on alike as one; itself where more than `most` are left."""
-        found = partition(self.targets, self.accepting, most)
-        if found is None:
-            return self
-        _, first, groups = np.unique(found, return_index=True, return_inverse=True)
-        num_groups = len(first)
-        if groups[0] == groups[1]:  # no text is accepted
-            return self
-        order = np.argsort(first)  # the dead state and the start stay the first ones
-        numbers = np.empty(num_groups, np.int32)
-        numbers[order] = np.arange(num_groups)
-        first = first[order]
-        return ByteTable(self.classes, numbers[groups][self.targets[first]], self.accepting[first])

@@ -13,7 +13,6 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
 from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
 from graftlm.core.grammar.automata.products import pairs
 from graftlm.core.grammar.automata.products.byte_table import ByteTable, Int32Array
 from graftlm.core.grammar.budget import check
@@ -37,33 +36,15 @@ def product(node: Node) -> Automaton:
     return _as_automaton(table(node))
 
 
-def minimal(node: Automaton, most: int) -> Automaton:
-    """The same language with as few states as it needs; `node` where those are more than `most`."""
-    table = _expand(node)
-    found = table.minimal(most + 1)  # beside the dead state
-    return node if found is table else _as_automaton(found)
-
-
 def without_counters(node: Node) -> Automaton | None:
     """The automaton of `node`, None where that counts repeats. Raises GrammarError over MAX_STATES states."""
     dfa = Dfa.compile(_with_never(node), Limits(states=MAX_STATES))
     return None if dfa.loops else _as_automaton(_without_never(dfa))
 
 
-def without_products(node: Node, max_states: int | None = None, effort: Effort | None = None) -> Node:
-    """`node` with every intersection and difference in it replaced by its automaton.
-
-    Raises GrammarError, before it makes them, where they alone have more than `max_states` states, and with `effort`
-    where all of them have, each counted once.
-    """
-    if not _has_products(node):
-        return node
-    if max_states is not None and _LeastStates(None if effort is None else max_states).of(node) > max_states:
-        raise GrammarError(
-            f"the constraint needs more than {max_states:,} states; "
-            "simplify it (patterns beside lengths or other patterns cost most) or raise limits.states"
-        )
-    return _without_products(node, {})
+def without_products(node: Node) -> Node:
+    """Return `node` with every intersection and difference in it replaced by its automaton."""
+    return _without_products(node, {}) if _has_products(node) else node
 
 
 def _has_products(node: Node) -> bool:
@@ -84,48 +65,6 @@ def _has_products(node: Node) -> bool:
             case _:
                 return True
     return False
-
-
-class _LeastStates:
-    """How many states of products an automaton of a node has, wherever parts of the node begin with other bytes.
-
-    most  states of all products; more raise TooMuchEffortError. Of 4,900 schemas none that became an
-          automaton had more than 12,000, and each product takes its time though the next may make it useless
-    """
-
-    def __init__(self, most: int | None) -> None:
-        self._most = most
-        self._num_states = 0
-        self._known: dict[int, int] = {}  # by id: a shared node counts in each place, and is looked at once
-
-    def of(self, node: Node) -> int:
-        found = self._known.get(id(node))
-        if found is None:
-            match node:
-                case Intersection() | Difference():
-                    found = self._of_product(node)
-                case ast.Concat(items):
-                    found = sum(map(self.of, items))
-                case ast.Alternation(items):
-                    found = max(map(self.of, items), default=0)
-                case ast.Repeat(item):
-                    found = self.of(item)
-                case ast.Graph(rows):
-                    found = sum(max((self.of(item) for item, _ in row), default=0) for row in rows)
-                case _:
-                    found = 0
-            self._known[id(node)] = found
-        return found
-
-    def _of_product(self, node: Node) -> int:
-        num_states = len(table(node).targets) - 1
-        self._num_states += num_states
-        if self._most is not None and self._num_states > self._most:
-            raise TooMuchEffortError(
-                f"the combined patterns and lengths of the constraint need more than {self._most:,} states; "
-                "simplify them or raise limits.states"
-            )
-        return num_states
 
 
 def _without_products(node: Node, done: dict[int, Node]) -> Node:

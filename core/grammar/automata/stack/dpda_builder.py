@@ -9,7 +9,6 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Exploration
-from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.automata.stack import call_conflicts
@@ -41,16 +40,14 @@ class NotDeterministicError(GrammarError):
         return cls(message, rules, stays=stays)
 
 
-def build_dpda(
-    node: Node, rules: Mapping[str, Node], limits: Limits | None = None, effort: Effort | None = None
-) -> Dpda:
+def build_dpda(node: Node, rules: Mapping[str, Node], limits: Limits | None = None) -> Dpda:
     """The automaton of `node` and the rules that it names.
 
     Where two rules that begin alike may be called at one place, or a rule may go on with a byte that may follow it,
     those rules are written out where they are named, one level deep.
 
     Raises NotDeterministicError where that does not help; GrammarError when nothing can match, or when it costs more
-    than `limits` or `effort`.
+    than `limits`.
     """
     limits = limits or Limits()
     with limited(limits):
@@ -59,7 +56,7 @@ def build_dpda(
         expanded: frozenset[str] = frozenset()
         for _ in range(_MAX_ROUNDS):
             try:
-                return _Builder(node, bodies, plan.called, expanded, limits).build(effort)
+                return _Builder(node, bodies, plan.called, expanded, limits).build()
             except NotDeterministicError as error:
                 if error.stays or error.rules & expanded:  # a rule is never written out inside itself
                     raise
@@ -86,8 +83,8 @@ class _Builder:
         builder = NfaBuilder(4 * limits.states, counters=False, symbols=symbols, bodies=written, product=product)
         self._nfa = builder.build_rules(node, [(name, bodies[name]) for name in self._names], end)
 
-    def build(self, effort: Effort | None) -> Dpda:
-        exploration = Exploration(self._nfa, self._limits, effort)
+    def build(self) -> Dpda:
+        exploration = Exploration(self._nfa, self._limits)
         exploration.run()
         table = exploration.table
         num_rules = len(self._names)

@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
 from graftlm.core.grammar.automata.endings import shortest_ending
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Limits
@@ -183,15 +182,6 @@ def test_a_pattern_with_too_many_states_is_refused() -> None:
 def test_a_pattern_that_takes_too_long_is_refused() -> None:
     with pytest.raises(GrammarError, match=r"took longer than 0\.0?1 s.*limits\.seconds"):
         Dfa.compile(parse("(a|b)*a(a|b){18}"), Limits(states=10_000_000, seconds=0.01))
-
-
-def test_an_effort_is_shared_by_automata_and_ends_when_its_edges_are_spent() -> None:
-    node, effort = parse("(a|b)*a(a|b){6}"), Effort(4_000)
-    Dfa.compile(node, effort=effort)
-    assert 0 < effort.num_left < 3_000
-    with pytest.raises(TooMuchEffortError, match="more than 4,000 steps"):
-        for _ in range(4):
-            Dfa.compile(node, effort=effort)
 
 
 def test_nested_repeats_cannot_exhaust_memory() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.regex.parser import parse
 
@@ -30,16 +29,6 @@ def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right:
 
 
 @settings(max_examples=40)
-@given(PATTERNS, PATTERNS, PATTERNS)
-def test_an_automaton_with_as_few_states_as_it_needs_accepts_the_same(left: str, right: str, minus: str) -> None:
-    node = product.product(ast.Difference(ast.alternation(parse(left), parse(right)), parse(minus)))
-    small = product.minimal(node, 100)
-    assert len(small.rows) <= len(node.rows)
-    assert product.minimal(small, 100) == small
-    assert [product.matches(small, word) for word in WORDS] == [product.matches(node, word) for word in WORDS]
-
-
-@settings(max_examples=40)
 @given(PATTERNS, PATTERNS)
 def test_no_text_is_shorter_than_the_shortest(left: str, right: str) -> None:
     node = ast.Difference(parse(left), parse(right))
@@ -48,24 +37,6 @@ def test_no_text_is_shorter_than_the_shortest(left: str, right: str) -> None:
     assert found is None or product.matches(node, found.decode())
     assert not words or (found is not None and len(found) <= len(words[0]))
     assert (found is None) == product.is_empty(node)
-
-
-def test_states_that_go_on_alike_are_one() -> None:
-    words = ast.alternation(*map(ast.literal, ("never", "ever", "clever", "lever")))
-    node = product.product(ast.Intersection((ast.star(ast.ANY_CHAR), words)))
-    assert len(product.minimal(node, 10).rows) == len("clever") + 1
-    assert product.minimal(node, 6) is node
-
-
-def test_products_of_an_alternation_are_too_much_effort_together() -> None:
-    def long(letter: str) -> ast.Node:
-        return ast.Intersection((parse(f"({letter}|x)*"), ast.repeat(ast.ANY_CHAR, 0, 60)))
-
-    whole = ast.alternation(long("a"), long("b"))
-    assert Dfa.compile(product.without_products(whole, 100)).matches(b"xaax")
-    assert product.without_products(long("a"), 100, Effort()) != long("a")
-    with pytest.raises(TooMuchEffortError, match="more than 100 states"):
-        product.without_products(whole, 100, Effort())
 
 
 def test_a_product_is_part_of_a_larger_language() -> None:
@@ -125,12 +96,3 @@ def test_emptiness_is_answered_where_the_whole_product_would_have_too_many_state
     with pytest.raises(GrammarError, match="more than 20,000 states"):
         product.product(large)
     assert not product.is_empty(large)
-
-
-def test_products_that_exceed_the_states_together_are_refused_before_their_automata_are_made() -> None:
-    part = ast.Intersection((parse("a.*"), parse(".{0,300}")))
-    assert 1_500 < len(product.product(part).rows) < 3_000
-    sequence, choice = ast.concat(part, ast.literal(";"), part), ast.alternation(part, ast.literal(";"))
-    with pytest.raises(GrammarError, match="more than 3,000 states"):
-        product.without_products(sequence, 3_000)
-    assert isinstance(product.without_products(choice, 3_000), ast.Alternation)

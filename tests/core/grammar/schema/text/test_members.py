@@ -9,11 +9,11 @@ import pytest
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import language_of
-from graftlm.core.grammar.engines.lark.lark import to_lark
+from graftlm.core.grammar.engines.lark_writer import to_lark
 from graftlm.core.grammar.schema.text import declared
 from graftlm.core.grammar.schema.text.members import Members
 from graftlm.core.grammar.spec import JsonSchema, Options
-from tests.core.grammar.engines.lark.test_lark import accepted
+from tests.core.grammar.engines.test_lark_writer import accepted
 
 FIELDS = {
     "a": {"type": "integer"},

@@ -1,1 +1,0 @@
-"""A constraint as a Lark grammar, which llguidance matches."""

@@ -1,0 +1,379 @@
+"""Write a language as a Lark grammar in llguidance's dialect.
+
+Serves the constraints that no automaton holds, about one public schema in thirty. Regular parts become terminals and
+the rest rules. Where several terminals may come next, llguidance's lexer takes the longest match and never backtracks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata.products.product import product
+from graftlm.core.grammar.budget import check
+
+MAX_STATES = 1_000
+"""States of a graph or an automaton: each is a rule inside the rule before it, and llguidance's stack is limited."""
+MAX_TERMINALS = 45_000
+"""Terminals of a grammar: llguidance compares each with all others, about 4 s for this number."""
+MAX_SYMBOLS = 65_525
+"""Symbols of a grammar, the limit of llguidance's parser."""
+TOO_MANY_SYMBOLS = (
+    f"the constraint takes more than {MAX_SYMBOLS:,} symbols, the limit of llguidance's parser, and a property "
+    "takes up to four; nest properties in objects, or describe them by patternProperties"
+)
+MAX_SHORTEST = 1 << 17
+"""Bytes of the shortest string of any part: llguidance emits a forced string in one step, about 1 s for this size."""
+_MAX_REGEX = 200
+"""Nodes of a regex that replaces a graph or an automaton."""
+_NO_END = 1 << 62
+
+
+def to_lark(node: Node, rules: Mapping[str, Node]) -> str:
+    """Return the grammar whose rule `start` derives `node`.
+
+    Raises GrammarError for a part that neither terminals nor rules express, or that exceeds the limits above.
+    """
+    _Shortest(rules).check(node)
+    return _LarkWriter(rules).write(node)
+
+
+class _LarkWriter:
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._words: dict[str, str] = {}  # of rules, by name
+        self._work: list[str] = []  # rules that are named and not yet written
+        self._terminals: dict[Node, str] = {}
+        self._graphs: dict[int, tuple[Node, str]] = {}  # by id, with the node so that the id stays its own
+        self._regular: dict[int, tuple[Node, bool]] = {}
+        self._regexes: dict[int, Node] = {}  # of graphs and automata, by id
+        self._lines: list[str] = []
+        self._num_states = 0
+
+    def write(self, node: Node) -> str:
+        start = self._choice(node)
+        while self._work:
+            name = self._work.pop()
+            self._add(self._words[name], self._choice(self._rules[name]))
+        return "\n".join([f"start: {start}", *self._lines]) + "\n"
+
+    def _add(self, name: str, body: str) -> None:
+        self._lines.append(f"{name}: {body}")
+        if len(self._lines) % 16 == 0:
+            check()
+        if len(self._lines) > MAX_SYMBOLS:
+            raise GrammarError(TOO_MANY_SYMBOLS)
+
+    def _choice(self, node: Node) -> str:
+        """Return `node` as the body of a rule."""
+        if type(node) is ast.Rule:
+            return self._word(node.name)
+        if self._is_regular(node):
+            return self._terminal(node)
+        match node:
+            case ast.Concat(items):
+                return self._sequence(items)
+            case ast.Alternation(items):
+                regular = [item for item in items if self._is_regular(item)]
+                ways = [ast.alternation(*regular)] if regular else []
+                return " | ".join(map(self._choice, [*ways, *(item for item in items if item not in regular)]))
+            case ast.Repeat(item, low, high):
+                return f"({self._choice(item)}){_quantifier(low, high)}"
+            case ast.Graph(rows, accepting):
+                return self._states(node, rows, accepting)
+            case ast.Automaton(rows, accepting):
+                if any(high > 0x7F for row in rows for _, high, _ in row):
+                    raise GrammarError(
+                        "a combination of patterns beyond ASCII inside a constraint that contains itself cannot be "
+                        "kept; use one pattern instead of several"
+                    )
+                edges = [[(ast.CharSet(((low, high),)), target) for low, high, target in row] for row in rows]
+                return self._states(node, edges, accepting)
+            case _:
+                assert isinstance(node, ast.Intersection | ast.Difference)
+                return self._choice(product(node))
+
+    def _sequence(self, items: Sequence[Node]) -> str:
+        runs = list[Node]()  # neighbours that are regular are one terminal
+        for item in items:
+            if runs and self._is_regular(item) and self._is_regular(runs[-1]):
+                runs[-1] = ast.concat(runs[-1], item)
+            else:
+                runs.append(item)
+        for i, (run, after) in enumerate(zip(runs, runs[1:], strict=False)):
+            # a terminal takes all it can: it is also written joined with an option that follows it
+            ways: tuple[Node, ...] = ()
+            if isinstance(after, ast.Alternation):
+                ways = after.items
+            elif isinstance(after, ast.Repeat) and (after.min, after.max) == (0, 1):
+                ways = (ast.EMPTY, after.item)
+            if ways and self._is_regular(run):
+                return " | ".join([self._choice(ast.concat(*runs[:i], run, way, *runs[i + 2 :])) for way in ways])
+        return " ".join(map(self._atom, runs))
+
+    def _atom(self, node: Node) -> str:
+        """Return `node` beside others."""
+        text = self._choice(node)
+        return text if text.isalnum() or type(node) is ast.Literal else f"({text})"
+
+    def _word(self, name: str) -> str:
+        word = self._words.get(name)
+        if word is None:
+            if name not in self._rules:
+                known = ", ".join(self._rules) or "none"
+                raise GrammarError(
+                    f"there is no rule {name!r}; give it along with the node that names it (given: {known})"
+                )
+            body = self._rules[name]
+            if self._is_regular(body):
+                word = self._terminal(body)
+            else:
+                word = f"r{len(self._words)}"
+                self._work.append(name)
+            self._words[name] = word
+        return word
+
+    def _states(self, node: Node, rows: Iterable[Sequence[tuple[Node, int]]], accepting: frozenset[int]) -> str:
+        """Return the rule of state 0. Each state has a rule, which names the rules of the states after it."""
+        if id(node) not in self._graphs:
+            rows = list(rows)
+            if len(rows) > MAX_STATES:
+                raise GrammarError(
+                    f"an object with optional properties or a combination of patterns takes {len(rows):,} states, the "
+                    f"limit of a context-free grammar is {MAX_STATES:,}; require properties, nest them in objects, or "
+                    "combine fewer patterns"
+                )
+            first, self._num_states = self._num_states, self._num_states + len(rows)
+            self._graphs[id(node)] = node, f"s{first}"
+            for state, row in enumerate(rows, first):
+                ways = [
+                    f"s{first + to}" if item == ast.EMPTY else f"{self._atom(item)} s{first + to}" for item, to in row
+                ]
+                self._add(f"s{state}", " | ".join([*ways, '""'] if state - first in accepting else ways))
+        return self._graphs[id(node)][1]
+
+    def _terminal(self, node: Node) -> str:
+        """Return the terminal of a regular node, optional if it matches the empty string, which no terminal may."""
+        if isinstance(node, ast.Empty):
+            return '""'
+        node = self._without_states(node)
+        word = self._terminals.get(node)
+        if word is None:
+            if len(self._terminals) >= MAX_TERMINALS:
+                raise GrammarError(
+                    f"the constraint has more than {MAX_TERMINALS:,} different names and values between brackets and "
+                    "commas; split it, or describe them by a pattern or by bounds"
+                )
+            if isinstance(node, ast.Literal):
+                word = self._terminals[node] = json.dumps(_decoded(node.data))
+                return word
+            word = self._terminals[node] = f"T{len(self._terminals)}"
+            some = " & /(?s:.+)/" if ast.nullable(node) else ""
+            self._add(word, f"({self._expression(node)}){some}" if some else self._expression(node))
+        return f"({word})?" if ast.nullable(node) else word
+
+    def _expression(self, node: Node) -> str:
+        """Return a regular node as the definition of a terminal: a regex, or regexes joined by `&` and `~`."""
+        if not _has_products(node):
+            return f"/{_regex(node) or '(?:)'}/"  # two slashes begin a comment
+        match node:
+            case ast.Intersection(items):
+                return " & ".join([f"({self._expression(item)})" for item in items])
+            case ast.Difference(item, minus):
+                return f"({self._expression(item)}) & ~({self._expression(minus)})"
+            case ast.Concat(items):
+                return " ".join([f"({self._expression(item)})" for item in items])
+            case ast.Alternation(items):
+                return " | ".join([f"({self._expression(item)})" for item in items])
+            case ast.Repeat(item, low, high):
+                return f"({self._expression(item)}){_quantifier(low, high)}"
+        raise AssertionError(node)
+
+    def _is_regular(self, node: Node) -> bool:
+        """Return True if a terminal can hold `node`; a graph or an automaton only if its regex is short."""
+        if isinstance(node, ast.Rule):
+            return False
+        found = self._regular.get(id(node))
+        if found is None:
+            regular = all(map(self._is_regular, ast.children(node)))
+            if regular and isinstance(node, ast.Graph | ast.Automaton):
+                regex = _short_regex(node)
+                regular = regex is not None
+                if regex is not None:
+                    self._regexes[id(node)] = regex
+            found = self._regular[id(node)] = node, regular
+        return found[1]
+
+    def _without_states(self, node: Node) -> Node:
+        """Return a regular node with regexes in place of its graphs and automata."""
+        regex = self._regexes.get(id(node))
+        return ast.map_children(self._without_states, node if regex is None else regex)
+
+
+def _has_products(node: Node) -> bool:
+    return isinstance(node, ast.Intersection | ast.Difference) or any(map(_has_products, ast.children(node)))
+
+
+def _regex(node: Node) -> str:
+    match node:
+        case ast.Literal(data):
+            return "".join([char if char in _PLAIN else _escaped(ord(char)) for char in _decoded(data)])
+        case ast.Empty():
+            return ""
+        case ast.CharSet(ranges):
+            # UTF-8 has no surrogates
+            kept = ast.intersect(ranges, ast.complement(((0xD800, 0xDFFF),)))
+            return f"[{''.join([f'{_escaped(low)}-{_escaped(high)}' for low, high in kept])}]" if kept else _NOTHING
+        case ast.Concat(items):
+            return "".join(map(_regex, items))
+        case ast.Alternation(items):
+            check()
+            return f"(?:{'|'.join(map(_regex, items))})" if items else _NOTHING
+        case ast.Repeat(item, low, high):
+            return f"(?:{_regex(item)}){_quantifier(low, high)}"
+    raise AssertionError(node)
+
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_ \"',:;=!%@-")
+_NOTHING = "[a&&b]"
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{{{code:X}}}"
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise GrammarError(
+            f"{data!r} is not UTF-8, which a context-free grammar needs; use whole characters"
+        ) from error
+
+
+def _quantifier(low: int, high: int | None) -> str:
+    short = {(0, 1): "?", (0, None): "*", (1, None): "+"}.get((low, high))
+    return short or f"{{{low},{'' if high is None else high}}}"
+
+
+def _short_regex(node: ast.Graph | ast.Automaton) -> Node | None:
+    """Return a node without states for `node`, by eliminating them; None if it grows large or needs single bytes."""
+    num = len(node.rows)
+    if num > _MAX_REGEX:
+        return None
+    edges: list[dict[int, tuple[Node, int]]] = [{} for _ in range(num + 2)]  # the target's item and its size
+
+    def add(source: int, target: int, item: Node, size: int) -> bool:
+        known = edges[source].get(target)
+        if known is not None:
+            empty = ast.EMPTY in (known[0], item)
+            item = ast.optional(ast.concat(known[0], item)) if empty else ast.alternation(known[0], item)
+            size += known[1]
+        edges[source][target] = item, size
+        return size <= _MAX_REGEX
+
+    add(num, 0, ast.EMPTY, 0)
+    for state, row in enumerate(node.rows):
+        if state in node.accepting:
+            add(state, num + 1, ast.EMPTY, 0)
+        for edge in row:
+            if len(edge) == 3:
+                if edge[1] > 0x7F:
+                    return None
+                add(state, edge[2], ast.CharSet((edge[:2],)), 1)
+            elif not add(state, edge[1], edge[0], _num_nodes(edge[0])):
+                return None
+    left = set(range(num))
+    while left:
+        state = min(left, key=lambda s: len(edges[s]) * sum(s in row for row in edges))
+        left.remove(state)
+        loop, loop_size = edges[state].pop(state, (ast.NOTHING, 0))
+        for source, row in enumerate(edges):
+            if source == state or state not in row:
+                continue
+            before, size = row.pop(state)
+            for target, (after, after_size) in edges[state].items():
+                if not add(source, target, ast.concat(before, ast.star(loop), after), size + loop_size + after_size):
+                    return None
+        edges[state].clear()
+    return edges[num].get(num + 1, (ast.NOTHING, 0))[0]
+
+
+def _num_nodes(node: Node) -> int:
+    return 1 + sum(map(_num_nodes, ast.children(node)))
+
+
+class _Shortest:
+    """The shortest strings of nodes and rules, in bytes."""
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._of_rule = dict.fromkeys(rules, _NO_END)
+        self._known: dict[int, int] = {}  # by id, in this round
+
+    def check(self, node: Node) -> None:
+        """Raise GrammarError if the shortest string of a part of `node` or of a rule has over MAX_SHORTEST bytes."""
+        changed = True
+        while changed:
+            changed = False
+            self._known.clear()
+            for name, body in self._rules.items():
+                length = self._of(body)
+                if length < self._of_rule[name]:
+                    self._of_rule[name], changed = length, True
+            check()
+        finite = [length for length in (self._of(node), *self._known.values()) if length < _NO_END]
+        if finite and max(finite) > MAX_SHORTEST:
+            raise GrammarError(
+                f"the shortest string of a part of the constraint has {max(finite):,} bytes, the limit of a "
+                f"context-free grammar is {MAX_SHORTEST:,}; lower minItems, or let fewer definitions name others "
+                "several times"
+            )
+
+    def _of(self, node: Node) -> int:
+        if isinstance(node, ast.Literal):
+            return len(node.data)
+        if isinstance(node, ast.Rule):
+            return self._of_rule.get(node.name, 0)
+        found = self._known.get(id(node))
+        if found is None:
+            found = self._known[id(node)] = min(self._composed(node), _NO_END)
+        return found
+
+    def _composed(self, node: Node) -> int:
+        match node:
+            case ast.Concat(items):
+                return sum(map(self._of, items))
+            case ast.Alternation(items):
+                return min(map(self._of, items), default=_NO_END)
+            case ast.Repeat(item, low, _):
+                return low * self._of(item)
+            case ast.Graph(rows, accepting):
+                return _shortest_walk([[(self._of(item), to) for item, to in row] for row in rows], accepting)
+            case ast.Automaton(rows, accepting):
+                return _shortest_walk([[(1, to) for _, _, to in row] for row in rows], accepting)
+            case ast.Intersection(items):
+                return max(map(self._of, items))
+            case ast.Difference(item):
+                return self._of(item)
+            case ast.CharSet():
+                return 1
+        return 0
+
+
+def _shortest_walk(rows: Sequence[Sequence[tuple[int, int]]], accepting: frozenset[int]) -> int:
+    """Return the length of the shortest walk from state 0 to an accepting state; `rows` has (length, target)."""
+    queue, done = [(0, 0)], set[int]()
+    while queue:
+        length, state = heappop(queue)
+        if state in accepting or length >= _NO_END:
+            return length
+        if state not in done:
+            done.add(state)
+            for more, target in rows[state]:
+                heappush(queue, (length + more, target))
+    return _NO_END
