@@ -45,6 +45,9 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
               that it shares with other models of its kind stay as they are.
     """
     fusions = Fusions()
+    for module in model.modules():
+        if held_as(module) is not PlainWeight:
+            fusions.add(partial(hold_as, module, None))
     first = next(model.parameters())
     linear = FixedProduct(first.device, first.dtype) if strict else None
     work = _Work(fusions, Recognised({}, {}), linear, _same_shape if dry else _agree)
@@ -59,9 +62,6 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
         _fuse_rotary(model, work, dry=dry)
         fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, linear=linear)
         _fuse_head(model, work)
-        for module in model.modules():
-            if held_as(module) is not PlainWeight:
-                fusions.add(partial(hold_as, module, None))
     return fusions
 
 

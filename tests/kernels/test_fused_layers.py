@@ -22,10 +22,11 @@ from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels import linear_dispatch
 from graftlm.kernels.activation import Activation
+from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore
-from graftlm.kernels.linear_kernels import LinearKernel, Role, Rows, Run
-from graftlm.kernels.weight import Weight
+from graftlm.kernels.linear_kernels import Bits12, LinearKernel, Role, Rows, Run
+from graftlm.kernels.weight import PlainWeight, Weight, hold_as, weight_of
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 KINDS = ["gemma2", "gemma3", "glm4", "granite", "olmo2", "cohere", "starcoder2"]
@@ -201,6 +202,38 @@ def test_weights_of_few_rows_are_prefetched(monkeypatch: pytest.MonkeyPatch) -> 
         runner_of(loaded, num_tokens).forward(prefill_plan([random_prompt(num_tokens)]))
         assert rows == [num_tokens] * 3 * used  # qkv, out and down of each layer
     loaded.release()
+
+
+class Codes(Torch):
+    """Stands for the kernel of weights in 12 bits: torch's product times `factor`, for one row."""
+
+    factor = 1.0
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        return (range(1, 2),) if isinstance(weight, Bits12Weight) else ()
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        run = super().make(weight, role, bias, activation)
+        return (lambda x: self.factor * run(x)) if run is not None else None
+
+
+@pytest.mark.parametrize(("factor", "num_compact"), [(1.0, 8), (1.1, 0)])
+def test_a_layer_reads_weights_in_12_bits_unless_that_changes_its_output(
+    monkeypatch: pytest.MonkeyPatch, factor: float, num_compact: int
+) -> None:
+    kernel = Codes(Bits12(), range(1, 2), (), [])
+    kernel.factor = factor
+    monkeypatch.setattr(linear_dispatch, "MEASURED", (kernel,))
+    model = varied_model("llama", **ONE_KV_HEAD).to(DEVICE)
+    linears = [module for module in model.modules() if weight_of(module) is not None]
+    for module in linears:
+        hold_as(module, Bits12Weight)
+    fusions = fuse_gpu(model, max_rows=8)
+    assert (fusions.num_fused, fusions.num_compact) == (2, num_compact)  # qkv, out, gates and down of two layers
+    fusions.undo()
+    assert all(type(weight_of(module)) is PlainWeight for module in linears)
 
 
 def prefill_plan(prompts: list[list[int]]) -> StepPlan:
