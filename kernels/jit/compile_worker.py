@@ -16,13 +16,9 @@ import signal
 import sys
 from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 KERNELS = (
-    "bits12.decode",
-    "bits12.experts",
-    "bits12.matmul",
-    "bits12.one_order",
     "gpu.attention.block_table",
     "gpu.attention.decode",
     "gpu.attention.extend",
@@ -41,13 +37,9 @@ KERNELS = (
     "gpu.sampling.nucleus",
     "gpu.sampling.token_mask",
     "gpu.step_inputs",
-    "hopper.gate_up_decode",
     "hopper.gather_kv",
-    "hopper.prefetch_matmul",
-    "hopper.prompt_kernel",
-    "hopper.tiled_matmul",
 )
-"""The modules of graftlm.kernels that launch kernels."""
+"""The modules of graftlm.kernels that launch kernels in Triton; hopper/support.py lists those in Gluon."""
 
 
 class _NoTorch(ModuleType):
@@ -97,7 +89,9 @@ def _import_all() -> None:
     """Import and compute once, before forking, what every fork would otherwise import and compute anew."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     sys.modules["torch"] = _NoTorch("torch")
-    for name in KERNELS:
+    from graftlm.kernels.hopper.support import GluonModule
+
+    for name in (*KERNELS, *get_args(GluonModule)):
         with suppress(Exception):  # this Triton lacks what the module is written in
             importlib.import_module(f"graftlm.kernels.{name}")
     with suppress(ImportError):
