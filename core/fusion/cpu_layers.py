@@ -34,6 +34,7 @@ from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces
 from graftlm.kernels.cpu.linear.panels import Panels
 from graftlm.kernels.norm import Norm
+from graftlm.kernels.weight import PlainWeight, weight_of
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
@@ -181,11 +182,12 @@ def _numbered(numbers: list[int]) -> str:
 
 
 def skinny_head(model: nn.Module) -> SkinnyLinear | None:
-    """The language-model head for few rows, as a product that reads weights at full bandwidth; None if it cannot be."""
+    """Return the language-model head for few rows, whose loop reads weights at the speed of memory; None for others."""
     from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    if type(head) not in (nn.Linear, PackedLinear, PackedPieces) or _dtype_of(head) not in TOLERANCE:
+    is_packed = isinstance(head, PackedLinear | PackedPieces)
+    if not (is_packed or type(weight_of(head)) is PlainWeight) or _dtype_of(head) not in TOLERANCE:
         return None
     pieces = head.panels() if isinstance(head, PackedPieces) else _panels((head,))
     if pieces is not None:

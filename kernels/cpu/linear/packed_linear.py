@@ -23,6 +23,7 @@ from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.amx import HAS_TILES
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.panels import Panels, pack, unpack
+from graftlm.kernels.weight import PlainWeight, weight_of
 
 _LINEAR: Any = None
 _REORDER: Any = None
@@ -201,9 +202,10 @@ def own_panels(dtype: torch.dtype) -> bool:
 
 
 def packable(module: nn.Module) -> bool:
-    """Whether `module` is a plain linear layer on a CPU that oneDNN can take over."""
-    transposed = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", nn.Linear)
-    if _LINEAR is None or _REORDER is None or type(module) not in (nn.Linear, transposed):
+    """Return True if `module` is a linear layer on a CPU, with a plain weight, that oneDNN can take over."""
+    transposed = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
+    is_plain = type(module) is transposed or type(weight_of(module)) is PlainWeight
+    if _LINEAR is None or _REORDER is None or not is_plain:
         return False
     weight = module.get_parameter("weight")
     return (
