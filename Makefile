@@ -32,7 +32,7 @@ $(INSTALLED): pyproject.toml constraints-dev.txt tests/newest-langchain.txt
 	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile --upgrade --no-deps \
 	  --target $(VENV)/newest -r tests/newest-langchain.txt
 	@# The object code that a wheel built here has; then what else a first process would compute for this machine.
-	@$(PYTHON) -m graftlm.kernels.cpu.compiled.ahead_of_time native >/dev/null
+	@$(PYTHON) -m graftlm.kernels.cpu.compiled.ahead_of_time native --package graftlm.core.grammar.automata.jit >/dev/null
 	@$(PYTHON) -m graftlm warm sprout >/dev/null 2>&1 || true
 	@$(PYTHON) -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib $(VENV)/newest || true
 	@touch $@

@@ -1,4 +1,4 @@
-"""Build hook: the wheel gets object code of the CPU loops, so that a fresh machine need not compile it.
+"""Build hook: the wheel gets object code of the loops of CPU kernels and grammars, so that no machine compiles it.
 
 GRAFTLM_OBJECT_CODE  native (the default): for processors like the one that builds and the embedded model; all: for a
                      wheel to publish, see kernels/cpu/compiled/ahead_of_time.py; none
@@ -31,8 +31,10 @@ class ObjectCode(BuildHookInterface[Any]):
             return
         self._temporary = tempfile.TemporaryDirectory()
         folder = Path(self._temporary.name)
-        shutil.copytree(Path(self.root, "kernels/cpu"), folder / "graftlm/kernels/cpu")
-        shutil.copy(Path(self.root, "kernels/disk_cache.py"), folder / "graftlm/kernels")
+        for part in ("kernels/cpu", "core/grammar"):
+            shutil.copytree(Path(self.root, part), folder / "graftlm" / part)
+        for part in ("kernels/disk_cache.py", "core/errors.py", "core/interpreter_exit.py"):
+            shutil.copy(Path(self.root, part), folder / "graftlm" / part)
         (folder / "graftlm/__init__.py").touch()
         made = folder / "objects"
         command = [
@@ -42,11 +44,13 @@ class ObjectCode(BuildHookInterface[Any]):
             self._kinds(),
             "--folder",
             str(made),
+            "--package",
+            "graftlm.core.grammar.automata.jit",
         ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
         done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
         if done.returncode and self._kinds() == "native":  # the package compiles what it needs
-            self.app.display_warning("GraftLM: the wheel has no object code of the CPU loops, which did not compile")
+            self.app.display_warning("GraftLM: the wheel has no object code of the loops, which did not compile")
             return
         done.check_returncode()
         for path in sorted(made.glob("*.zip")):

@@ -61,8 +61,8 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 def prepare_constraints(tokenizer: Tokenizer) -> None:
     """Prepare what the first constraint needs, in threads, while a model is loaded. Returns at once.
 
-    These are the grammar modules and the trie over the vocabulary; the compiled loops follow the first constraint.
-    Nothing depends on it but the time that the first constrained request takes.
+    These are the grammar modules, the trie over the vocabulary, and the loops whose object code is ready; loops that
+    have none are compiled after the first constraint. Only the time of the first constrained request depends on it.
     """
     threading.Thread(target=_prepare, args=(tokenizer,), name="graftlm grammar", daemon=True).start()
 
@@ -72,6 +72,7 @@ def _prepare(tokenizer: Tokenizer) -> None:
         for name in ("compile", "cache", "regex.regex", "schema.lowering"):
             importlib.import_module(f"graftlm.core.grammar.{name}")
         vocabulary_of(tokenizer).prepare()
+        importlib.import_module("graftlm.core.grammar.automata.jit").prepare(compiles=False)
 
 
 def prepare_llguidance(tokenizer: Tokenizer) -> None:

@@ -146,7 +146,7 @@ class Vocabulary:
     def prepare(self) -> None:
         """Build now what every grammar needs: about a second for 128k tokens, at the first time on a machine."""
         self.slices.prepare()
-        _ = self.has_all_bytes, self.trie.levels  # the first masks are computed without compiled loops
+        _ = self.has_all_bytes
         if self._encode is not None:
             self._encode("{")  # reads how the tokenizer ends words
 

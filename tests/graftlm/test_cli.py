@@ -60,7 +60,7 @@ def test_generate_reads_the_prompt_from_standard_input(model: str) -> None:
 
 
 def test_warm_keeps_what_a_first_process_computes(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_code, "_archives", lambda: ())
+    monkeypatch.setattr(object_code, "_archives", lambda *_: ())
     monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(tmp_path))
     loop_cache.folder.cache_clear()
     told = json.loads(call("warm", model, "--json"))

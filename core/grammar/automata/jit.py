@@ -1,9 +1,9 @@
-"""The hot loops: machine code by numba as soon as it is there, the same functions in Python until then.
+"""The hot loops of grammars: machine code where there is object code, the same functions in Python until then.
 
-Compiling takes many seconds, which no request waits for. Soon after the first use in a process a thread loads the
-machine code that this machine keeps on disk. Where there is none, a process of its own compiles all loops and keeps
-them there; meanwhile, and where numba is not installed, the functions run as Python. A process without constraints
-never imports numba, which takes half a second and 60 MiB.
+Object code comes with the package, or from the cache folder of this machine (kernels/cpu/compiled): linking all loops
+takes 0.1 s and imports llvmlite, but not numba. Where it is missing, processes of low priority compile it after the
+first constraint and keep it; meanwhile, and without numba, the functions run as Python. No request waits for a
+compiler.
 
     @inner            a function that loops call
     @loop("signature")   a loop that Python calls
@@ -12,25 +12,20 @@ never imports numba, which takes half a second and 60 MiB.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import importlib
-import importlib.util
 import logging
 import os
-import platform
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from importlib import metadata
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
 from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_llvm
-from graftlm.kernels import disk_cache
+from graftlm.kernels.cpu.compiled import array_functions, loop_cache, object_code
+from graftlm.kernels.cpu.compiled.object_code import MachineCode, Wanted
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,28 +46,31 @@ _MODULES = tuple(
         *("masks.walks.escapes", "masks.spelling", "masks.rows.packed_row"),
     )
 )
-_KEPT_VERSIONS = 16
-"""Versions of the loops that are kept, because several environments may share a cache; each takes less than 1 MB."""
-_COMPILE_S = 300.0
-_PAUSE_S = 0.2
-"""Seconds from the first use to the import of numba, which would take Python's lock from the first constraint."""
+_NICE = 5
+_POLL_S = 0.05
 
 log = logging.getLogger("graftlm.grammar")
 
 _loops: list[Loop[..., Any]] = []
 _inner: list[Callable[..., object]] = []
+_checks = False
+"""Tests set this: machine code then checks the types of its arguments, which it is given as they are."""
 _lock = threading.Lock()
-_awaited = threading.Event()
-"""Set by whoever waits for the loops: then there is no pause."""
+_is_prepared = False
 _thread: threading.Thread | None = None
 _at_work = threading.Lock()
-"""Held while modules are imported and loops compiled, which neither a fork nor the interpreter's exit may cut short."""
+"""Held while loops are linked, which neither a fork nor the interpreter's exit may interrupt."""
 _forking = threading.local()
 _exiting = False
 
+object_code.register(
+    _GRAMMAR,
+    [Path(__file__).parents[1].joinpath(*name.split(".")[3:]).with_suffix(".py") for name in _MODULES],
+)
+
 
 class Loop(Generic[P, T]):
-    """A function that is replaced by its machine code once that is loaded."""
+    """A function that is replaced by its machine code once that is linked."""
 
     def __init__(self, function: Callable[P, T], signature: str, *, quick: bool = False) -> None:
         self.python = function
@@ -84,17 +82,28 @@ class Loop(Generic[P, T]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         if self.machine_code is not None:
             return self.machine_code(*args, **kwargs)
-        prepare()
+        if not _is_prepared:
+            prepare()
+            if self.machine_code is not None:
+                return self.machine_code(*args, **kwargs)
         return self.python(*args, **kwargs)
 
-    def compile(self, *, cache: bool) -> None:
-        """Compile, or load the machine code from numba's cache."""
-        njit = importlib.import_module("numba").njit
-        self.machine_code = njit(self.signature, cache=cache, nogil=not self.quick)(self.python)
+    @property
+    def wanted(self) -> Wanted:
+        """The name of the loop's object code."""
+        return f"{self.python.__module__}.{self.python.__name__}", ()
+
+    def compile(self) -> MachineCode:
+        """Compile with numba, in a process that does nothing else."""
+        _import_all()
+        register_jitable = importlib.import_module("numba.extending").register_jitable
+        while _inner:
+            register_jitable(_inner.pop())
+        return array_functions.compile_function(self.python, self.signature)
 
 
 def inner(function: Callable[P, T]) -> Callable[P, T]:
-    """Let loops call `function`; in Python it stays what it is."""
+    """Let loops call `function`; in Python it stays as it is."""
     _inner.append(function)
     return function
 
@@ -102,7 +111,8 @@ def inner(function: Callable[P, T]) -> Callable[P, T]:
 def loop(signature: str, *, quick: bool = False) -> Callable[[Callable[P, T]], Loop[P, T]]:
     """Compile the function for arguments of these numba types.
 
-    quick  the loop takes microseconds and keeps Python's lock: whoever gives it away waits up to 5 ms to get it back.
+    quick  the loop takes microseconds and keeps Python's lock: a thread that releases it waits up to 5 ms to get it
+           back.
     """
 
     def wrap(function: Callable[P, T]) -> Loop[P, T]:
@@ -113,22 +123,84 @@ def loop(signature: str, *, quick: bool = False) -> Callable[[Callable[P, T]], L
     return wrap
 
 
-def prepare() -> None:
-    """Load the machine code after a pause, and compile it where it is missing; returns at once."""
-    global _thread
-    if _thread is None:
-        with _lock:
-            if _thread is None:
-                _thread = threading.Thread(target=_load, name="graftlm grammar loops", daemon=True)
+def wanted() -> list[Wanted]:
+    """Return the names of all loops, for object code that is made ahead of time."""
+    _import_all()
+    return [one.wanted for one in _loops]
+
+
+def prepare(*, compiles: bool = True) -> None:
+    """Link the loops if the object code of all is ready; else start to compile it, and return at once.
+
+    compiles  False leaves what is missing to a later call
+    """
+    global _is_prepared, _thread
+    if _is_prepared:
+        return
+    with _lock:
+        if _is_prepared:
+            return
+        if not array_functions.reads_arrays():
+            log.warning("the loops of grammars run as Python, slowly: there is no machine code for this interpreter")
+        else:
+            missing = [name for name in wanted() if not loop_cache.is_ready(*name)]
+            if missing and not compiles:
+                return
+            if missing and loop_cache.has_numba():
+                _thread = threading.Thread(target=_compile, args=(missing,), name="graftlm grammar loops", daemon=True)
                 _thread.start()
+            else:
+                if missing:
+                    log.warning("numba is not installed: automata and masks of constraints are made in Python, slowly")
+                _link()
+        _is_prepared = True
 
 
 def wait() -> None:
-    """Wait until the loops are machine code, or will not be."""
-    _awaited.set()
+    """Wait until the loops are machine code, or cannot be."""
     prepare()
-    assert _thread is not None
-    _thread.join()
+    if _thread is not None:
+        _thread.join()
+
+
+def _import_all() -> None:
+    for name in _MODULES:
+        importlib.import_module(name)
+
+
+def _compile(missing: list[Wanted]) -> None:
+    """Compile in other processes, or here if nothing can be kept, and link all loops."""
+    made: dict[str, MachineCode] = {}
+    if loop_cache.can_compile():
+        loop_cache.start_processes(missing, max(1, (os.cpu_count() or 1) // 2), _NICE)
+        while loop_cache.compiling() and not _exiting:
+            time.sleep(_POLL_S)
+    for name, arguments in [] if loop_cache.can_compile() else missing:
+        with _at_work:
+            if _exiting:
+                return
+            made[name] = loop_cache.compile_one(name, arguments)
+    _link(made)
+
+
+def _link(made: Mapping[str, MachineCode] | None = None) -> None:
+    """Link the loops that have object code, in the package, the cache folder or `made`; other loops stay Python."""
+    from graftlm.kernels.cpu.compiled.loop_runtime import link
+
+    made = made or {}
+    with _at_work:
+        for one in _loops:
+            if _exiting:
+                return
+            found = None
+            if one.machine_code is None:
+                found = made.get(one.wanted[0]) or loop_cache.load(*one.wanted)
+            if found is not None:
+                call = array_functions.call_of(link(found), one.signature, keeps_lock=one.quick)
+                one.machine_code = array_functions.checked(call, one.signature) if _checks else call
+    left = [one.python.__name__ for one in _loops if one.machine_code is None]
+    if left and loop_cache.has_numba() and not _exiting:
+        log.warning("these loops of grammars were not compiled and run as Python, slowly: %s", ", ".join(left))
 
 
 @atexit.register
@@ -150,113 +222,12 @@ def _after_fork() -> None:
 
 
 def _forget() -> None:
-    """In a forked child the thread does not run; what it had not loaded is loaded by another one."""
-    global _at_work, _awaited, _lock, _thread
-    _at_work, _awaited, _lock = threading.Lock(), threading.Event(), threading.Lock()
-    if any(one.machine_code is None for one in _loops):
-        _thread = None
+    """In a forked child the thread does not run: loops that it had not linked are linked at the next call."""
+    global _at_work, _is_prepared, _lock, _thread
+    _at_work, _lock = threading.Lock(), threading.Lock()
+    _thread = None
+    _is_prepared = all(one.machine_code is not None for one in _loops) and _is_prepared
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
-
-
-def _load() -> None:
-    if not _has_numba():
-        log.warning("numba is not installed: automata and masks of constraints are made in Python, slowly")
-        return
-    _awaited.wait(_PAUSE_S)
-    try:
-        folder = _folder()
-        if folder is not None and not disk_cache.is_intact(folder) and not _compile_elsewhere(folder):
-            folder = None
-        if folder is not None:
-            disk_cache.trim(folder.parent, _KEPT_VERSIONS + 1, folder)  # and the lock
-        _compile_all(folder)
-    except Exception:
-        if threading.main_thread().is_alive():  # else the process is ending, and nothing can be imported any more
-            log.warning("the loops of grammars cannot be compiled, and run as Python: slowly", exc_info=True)
-
-
-def _has_numba() -> bool:
-    with suppress(ImportError, ValueError):
-        return importlib.util.find_spec("numba") is not None
-    return False
-
-
-def _folder() -> Path | None:
-    """The folder that keeps this version of the loops, compiled for this processor."""
-    parent = disk_cache.private_folder("loops")
-    if parent is None:
-        return None
-    digest = hashlib.sha256(repr((sys.version, metadata.version("numba"), metadata.version("llvmlite"))).encode())
-    digest.update(repr((platform.machine(), platform.node(), _processor())).encode())
-    for name in _MODULES:
-        path = Path(__file__).parents[1].joinpath(*name.removeprefix(f"{_GRAMMAR}.").split(".")).with_suffix(".py")
-        found = path.stat()
-        digest.update(repr((str(path), found.st_mtime_ns, found.st_size)).encode())
-    return parent / digest.hexdigest()[:16]
-
-
-def _processor() -> str:
-    """The kind of processor: machine code for one may not run on another that shares the home folder."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        named = ("model name", "flags", "Features", "CPU ")
-        return "\n".join(sorted({line for line in lines if line.startswith(named)}))
-    return platform.processor()
-
-
-def _compile_elsewhere(folder: Path) -> bool:
-    """Compile in a process of its own, at low priority. -> whether `folder` is there now"""
-    if not sys.executable:
-        return False
-    code = f"from {__name__} import compile_into; compile_into({str(folder)!r})"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_COMPILE_S,
-        )
-    return disk_cache.is_intact(folder)
-
-
-def compile_into(folder: str) -> None:
-    """Compile all loops and publish them as `folder`; one process of this machine at a time does so."""
-    path = Path(folder)
-    with suppress(AttributeError, OSError):
-        os.nice(5)
-    with open(path.with_name(".lock"), "w") as lock:
-        with suppress(ImportError, OSError):
-            importlib.import_module("fcntl").flock(lock, 2)
-        if not disk_cache.is_intact(path):
-            disk_cache.publish(path, _compile_all)
-
-
-def _compile_all(folder: Path | None) -> None:
-    """Compile all loops, or load them from `folder`."""
-    with _at_work:
-        if _exiting:
-            return
-        for name in _MODULES:
-            importlib.import_module(name)
-        importlib.import_module("numba")  # waits for a thread that imports it, which an import of a submodule does not
-        config: Any = importlib.import_module("numba.core.config")
-        register_jitable = importlib.import_module("numba.extending").register_jitable
-        while _inner:
-            register_jitable(_inner.pop())
-    before = config.CACHE_DIR
-    try:
-        if folder is not None:
-            config.CACHE_DIR = str(folder)
-        for one in [one for one in _loops if one.machine_code is None]:
-            with _at_work:
-                if _exiting:
-                    return
-                one.compile(cache=folder is not None)
-    finally:
-        config.CACHE_DIR = before

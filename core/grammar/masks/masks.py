@@ -7,7 +7,7 @@ from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
 from graftlm.core.grammar.masks.rows.packed_row import PackedRow, empty_row
 from graftlm.core.grammar.masks.spelling import Spelling
 from graftlm.core.grammar.masks.walks.self_loops import SelfLoop
-from graftlm.core.grammar.masks.walks.trie_walk import allow_leaving, allow_tokens, allow_tokens_by_level
+from graftlm.core.grammar.masks.walks.trie_walk import allow_leaving, allow_tokens
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 
@@ -32,7 +32,7 @@ class Masks(MaskRows):
             if self._spelling is None:
                 digest = allow_tokens(vocabulary.trie, dfa, place, row)
             else:
-                digest = allow_tokens_by_level(vocabulary.trie, dfa, place, row, self._spelling.reachable)
+                digest = allow_tokens(vocabulary.trie, dfa, place, row, self._spelling.reachable)
         else:
             room = loop.room
             if loop.register is not None and loop.maximum >= 0:

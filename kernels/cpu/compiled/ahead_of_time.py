@@ -11,6 +11,7 @@ makes the code of all kinds.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -64,9 +65,12 @@ def make(folder: Path, targets: Sequence[Target], wanted: Sequence[Wanted]) -> l
         list(processes.map(lambda part: _compile_in_a_process(*part), parts))
         made = []
         for target in targets:
-            loops_made = {path.stem: _read(path) for path in (Path(temporary) / target.name).glob("*.o")}
-            made.append(folder / f"{target.name}.zip")
-            object_code.write_archive(made[-1], loops_made)
+            for package in dict.fromkeys(map(object_code.package_of, wanted)):
+                names = {object_code.loop_name(one) for one in wanted if object_code.package_of(one) == package}
+                paths = [path for path in (Path(temporary) / target.name).glob("*.o") if path.stem in names]
+                if paths:
+                    made.append(folder / object_code.archive_path(target, package).name)
+                    object_code.write_archive(made[-1], {path.stem: _read(path) for path in paths}, package)
     return made
 
 
@@ -114,10 +118,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name if __spec__ else __name__}")
     parser.add_argument("kinds", nargs="?", choices=("all", "native"), default="native", help="kinds of processors")
     parser.add_argument("--folder", type=Path, default=object_code.FOLDER, help="where the archives go")
+    parser.add_argument("--package", action="append", default=[], help="a module whose function `wanted` lists loops")
     options = parser.parse_args()
     every = options.kinds == "all"
     targets, shapes = (list(TARGETS), SHAPES) if every else (native_targets(), EMBEDDED)
-    for path in make(options.folder, targets, wanted_loops(shapes)):
+    wanted = wanted_loops(shapes)
+    for name in options.package:
+        wanted += importlib.import_module(name).wanted()
+    for path in make(options.folder, targets, wanted):
         print(path)
 
 

@@ -67,15 +67,19 @@ _quiet = True
 
 
 @functools.cache
-def folder() -> Path | None:
-    """The cache folder for this version of the loops on this machine; None where nothing can be kept."""
+def folder(package: str = "") -> Path | None:
+    """The cache folder for this version of the loops on this machine; None where nothing can be kept.
+
+    package  of the loops; see `object_code.register`
+    """
     import llvmlite.binding as llvm
 
     versions = [sys.version, *(metadata.version(name) for name in ("numba", "llvmlite"))]
     name, features = object_code.processor()
-    what = (object_code.sources(), versions, llvm.get_process_triple(), name, sorted(features))
+    what = (object_code.sources(package), versions, llvm.get_process_triple(), name, sorted(features))
     digest = hashlib.sha256(repr(what).encode())
-    found = disk_cache.private_folder("cpu-loops", digest.hexdigest()[:16])
+    name = package.rpartition(".")[2] or "cpu"
+    found = disk_cache.private_folder(f"{name}-loops", digest.hexdigest()[:16])
     if found is not None:
         disk_cache.trim(found.parent, _KEPT_VERSIONS, found)
     return found
@@ -92,15 +96,32 @@ def _leave() -> None:
 def start(shapes: LoopShapes, *, quiet: bool = False) -> None:
     """Start to compile the loops of a model where they are missing on disk. Returns at once."""
     global _quiet
-    if importlib.util.find_spec("numba") is None or not sys.executable or folder() is None:
+    if not can_compile():
         return
     _quiet = quiet or not sys.stderr.isatty()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     missing = [one for one in loops_of(shapes) if not is_ready(*one)]
     if missing and not quiet:
         _say_why()
-    for part in _dealt(missing, min(os.cpu_count() or 1, _MOST_PROCESSES)):
-        code = f"from {__name__} import compile_missing; compile_missing({part!r})"
+    start_processes(missing, min(os.cpu_count() or 1, _MOST_PROCESSES))
+
+
+def has_numba() -> bool:
+    """Return True if numba is installed."""
+    with suppress(ImportError, ValueError):
+        return importlib.util.find_spec("numba") is not None
+    return False
+
+
+def can_compile() -> bool:
+    """Return True if other processes can compile loops for this one."""
+    return has_numba() and bool(sys.executable) and folder() is not None
+
+
+def start_processes(wanted: list[Wanted], num_processes: int, nice: int = 0) -> None:
+    """Start processes that compile `wanted` and keep them in the cache folder. Returns at once."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for part in _dealt(wanted, num_processes):
+        code = f"from {__name__} import compile_missing; compile_missing({part!r}, {nice})"
         with suppress(OSError):
             _processes.append(
                 subprocess.Popen(
@@ -201,8 +222,10 @@ def _cost(wanted: Wanted) -> int:
     return _COSTS.get(wanted[0], 2)
 
 
-def compile_missing(wanted: list[Wanted]) -> None:
+def compile_missing(wanted: list[Wanted], nice: int = 0) -> None:
     """Compile the loops that are missing in the cache folder."""
+    if nice and hasattr(os, "nice"):
+        os.nice(nice)
     for one in wanted:
         if kept(*one) is None:
             compile_one(*one)
@@ -210,8 +233,12 @@ def compile_missing(wanted: list[Wanted]) -> None:
 
 def compile_one(name: str, arguments: tuple[int, ...]) -> MachineCode:
     """Compile a loop with numba, and keep it in the cache folder, if there is one."""
-    module = importlib.import_module(f"graftlm.kernels.cpu.loops.{LOOPS[name]}")
-    compiled: MachineCode = getattr(module, f"compile_{name}")(*arguments)
+    if name in LOOPS:
+        module = importlib.import_module(f"graftlm.kernels.cpu.loops.{LOOPS[name]}")
+        compiled: MachineCode = getattr(module, f"compile_{name}")(*arguments)
+    else:  # of a registered package
+        path_of_module, _, function = name.rpartition(".")
+        compiled = getattr(importlib.import_module(path_of_module), function).compile()
     path = _path(name, arguments)
     if path is not None:
         names = "\n".join([compiled.symbol, *compiled.needs]).encode()
@@ -242,5 +269,5 @@ def is_ready(name: str, arguments: tuple[int, ...]) -> bool:
 
 
 def _path(name: str, arguments: tuple[int, ...]) -> Path | None:
-    found = folder()
+    found = folder(object_code.package_of((name, arguments)))
     return found / f"{object_code.loop_name((name, arguments))}.loop" if found is not None else None

@@ -1,6 +1,7 @@
 """Object code of the CPU loops, and the archives of it that come with the package for common kinds of processors.
 
     kernels/cpu/objects/x86-64-v3.zip   one archive for each kind, made by kernels/cpu/compiled/ahead_of_time.py
+    kernels/cpu/objects/x86-64-v3-grammar.zip   the same with the loops of a package, graftlm.core.grammar
       sources           a digest of the sources that it was made from
       norm-0.names      the loop's symbol, and the names it refers to
       norm-0.o          relocatable object code
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -93,6 +95,31 @@ TARGETS = (
 """The kinds, for each machine from the oldest to the newest: a newer processor runs the code of all older kinds."""
 
 
+_packages: dict[str, tuple[Path, ...]] = {}
+
+
+def register(package: str, paths: Sequence[Path]) -> None:
+    """Add the loops of a Python package: its loops are named by module and function, and have archives of their own.
+
+    paths  the files that their object code is made from
+    """
+    _packages[package] = tuple(paths)
+
+
+def package_of(wanted: Wanted) -> str:
+    """Return the registered package of a loop; "" for the CPU kernels. Imports the module of a package's loop."""
+    module, _, _ = wanted[0].rpartition(".")
+    if module:
+        importlib.import_module(module)
+    return next((package for package in _packages if module.startswith(f"{package}.")), "")
+
+
+def archive_path(target: Target, package: str = "") -> Path:
+    """Return the path of the archive of a kind of processor."""
+    name = package.rpartition(".")[2]
+    return FOLDER / f"{target.name}{'-' if name else ''}{name}.zip"
+
+
 def loop_name(wanted: Wanted) -> str:
     """A loop's name in files."""
     name, arguments = wanted
@@ -100,11 +127,12 @@ def loop_name(wanted: Wanted) -> str:
 
 
 @functools.cache
-def sources() -> str:
-    """A digest of all that object code is made from: the loops, and the structures they are called with."""
+def sources(package: str = "") -> str:
+    """Return a digest of the files that object code is made from: the loops, and the code that they are called with."""
     cpu, digest = Path(__file__).parents[1], hashlib.sha256()
     shared = (cpu / name for name in ("__init__.py", "calls.py", "element_format.py"))
-    for path in (*sorted(cpu.glob("loops/*.py")), *shared):
+    own = (*sorted(cpu.glob("loops/*.py")), *shared)
+    for path in (*_packages[package], cpu / "compiled/array_functions.py") if package else own:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -128,9 +156,9 @@ def processor() -> tuple[str, frozenset[str]]:
 
 def packaged(wanted: Wanted) -> MachineCode | None:
     """A loop's object code from the package; None if there is none for this processor, or it is damaged."""
-    name = loop_name(wanted)
-    for path in _archives():
-        if name in _names(path):
+    name, package = loop_name(wanted), package_of(wanted)
+    for path in _archives(package):
+        if name in _names(path, package):
             with suppress(OSError, KeyError, zipfile.BadZipFile, zlib.error), zipfile.ZipFile(path) as archive:
                 symbol, *needs = archive.read(f"{name}.names").decode().split("\n")
                 return MachineCode(symbol, archive.read(f"{name}.o"), tuple(needs))
@@ -139,7 +167,8 @@ def packaged(wanted: Wanted) -> MachineCode | None:
 
 def is_packaged(wanted: Wanted) -> bool:
     """Whether the package has this loop for this processor."""
-    return any(loop_name(wanted) in _names(path) for path in _archives())
+    package = package_of(wanted)
+    return any(loop_name(wanted) in _names(path, package) for path in _archives(package))
 
 
 def why_none() -> str | None:
@@ -153,12 +182,12 @@ def why_none() -> str | None:
     return f"the package has it for {others}" if others else "the package has none"
 
 
-def write_archive(path: Path, loops: dict[str, MachineCode]) -> None:
+def write_archive(path: Path, loops: dict[str, MachineCode], package: str = "") -> None:
     """Write the archive of one kind of processor, in one piece; the same loops always give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.with_name(f".{path.name}-{os.getpid()}")
     with zipfile.ZipFile(building, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        parts = {SOURCES: sources().encode()}
+        parts = {SOURCES: sources(package).encode()}
         for name, loop in sorted(loops.items()):
             parts |= {f"{name}.names": "\n".join([loop.symbol, *loop.needs]).encode(), f"{name}.o": loop.code}
         for name, content in parts.items():
@@ -169,16 +198,16 @@ def write_archive(path: Path, loops: dict[str, MachineCode]) -> None:
 
 
 @functools.cache
-def _archives() -> tuple[Path, ...]:
+def _archives(package: str = "") -> tuple[Path, ...]:
     """The archives whose code this processor runs, the newest kind first."""
-    found = [(target, FOLDER / f"{target.name}.zip") for target in TARGETS]
+    found = [(target, archive_path(target, package)) for target in TARGETS]
     return tuple(path for target, path in reversed(found) if path.exists() and target.fits())
 
 
 @functools.cache
-def _names(path: Path) -> frozenset[str]:
+def _names(path: Path, package: str = "") -> frozenset[str]:
     """The loops in an archive; none if it is damaged, or made from other sources."""
     with suppress(OSError, KeyError, zipfile.BadZipFile, zlib.error), zipfile.ZipFile(path) as archive:
-        if archive.read(SOURCES).decode() == sources():
+        if archive.read(SOURCES).decode() == sources(package):
             return frozenset(name.removesuffix(".o") for name in archive.namelist() if name.endswith(".o"))
     return frozenset()

@@ -1,4 +1,4 @@
-"""The tests of grammars run on machine code; those that mean the loops in Python say so."""
+"""The tests of grammars run on machine code that checks its arguments, unless a test runs the loops in Python."""
 
 from __future__ import annotations
 
@@ -9,4 +9,5 @@ from graftlm.core.grammar.automata import jit
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_loops() -> None:
+    jit._checks = True
     jit.wait()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from graftlm.core.grammar.automata.jit import Int32Array, loop, prepare
+from graftlm.core.grammar.automata.jit import Int32Array, loop
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,14 +43,10 @@ def pack(row: Int32Array, base: Int32Array, ends: Int32Array) -> PackedRow:
     base  int32 [num_words], not to be changed afterwards
     ends  int32 [num]: ids of the others
     """
-    differences = _differences.machine_code
-    if differences is None:
-        prepare()
-        return _pack_in_numpy(row, base, ends)
     if getattr(_scratch, "places", None) is None or len(_scratch.places) != len(row):
         _scratch.places, _scratch.words = np.empty(len(row), np.intp), np.empty(len(row), np.int32)
     places, words = _scratch.places, _scratch.words
-    num = differences(row, base, ends, places, words)
+    num = _differences(row, base, ends, places, words)
     _scratch.row = row
     return _packed(base, places[:num].copy(), words[:num].copy())
 
@@ -62,15 +58,6 @@ def _packed(base: Int32Array, places: npt.NDArray[np.intp], words: Int32Array) -
     whole = base.copy()
     whole[places] = words
     return whole, _NO_PLACES, _NO_WORDS, whole.nbytes
-
-
-def _pack_in_numpy(row: Int32Array, base: Int32Array, ends: Int32Array) -> PackedRow:
-    for token_id in ends.tolist():
-        row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
-    places = np.flatnonzero(row & ~base)
-    words = row[places] | base[places]
-    take_back(row)
-    return _packed(base, places, words)
 
 
 def take_back(row: Int32Array) -> None:

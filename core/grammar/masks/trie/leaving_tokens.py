@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.masks.trie.trie import Levels, SortedTokens, lay_out, levels_of
+from graftlm.core.grammar.masks.trie.trie import SortedTokens, lay_out
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -64,15 +63,3 @@ class LeavingTokens:
         begins = np.searchsorted(counts, np.arange(int(counts.max(initial=-1)) + 2))
         first = np.append(before, len(nodes))[begins].astype(np.int32)
         return cls(nodes, twins, first, int(nodes[:, 1].max(initial=0)), character)
-
-    @cached_property
-    def levels(self) -> Levels:
-        """The same by depth, for walking it without compiled loops; parents of the first level are numbers of
-        characters.
-        """
-        levels = levels_of(self.nodes, self.max_depth)
-        if levels:
-            byte, _, token = levels[0]
-            roots = np.flatnonzero(self.nodes[:, 1] == 1)
-            levels[0] = byte, np.searchsorted(self.first, roots, "right").astype(np.int32) - 1, token
-        return levels

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +12,6 @@ from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-
-Levels: TypeAlias = "list[tuple[Int32Array, Int32Array, Int32Array]]"
-"""For each depth the nodes' bytes, parents in the level above, and tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +106,6 @@ class Trie:
     def num_bytes(self) -> int:
         return self.nodes.nbytes + self.twins.nbytes
 
-    @cached_property
-    def levels(self) -> Levels:
-        """The same by depth, for walking it without compiled loops."""
-        return levels_of(self.nodes, self.max_depth)
-
 
 def lay_out(
     ids: Int32Array,
@@ -149,19 +139,6 @@ def lay_out(
     first = np.maximum.accumulate(np.where(is_new, np.arange(len(ids)), 0))  # of tokens with equal bytes
     twins = np.stack([ids[first[~is_new]], ids[~is_new]], axis=1)
     return nodes, twins, until - num_new
-
-
-def levels_of(nodes: Int32Array, max_depth: int) -> Levels:
-    """Nodes by depth: byte, parent in the level above, token."""
-    depth = nodes[:, 1]
-    parent = np.zeros(len(depth), np.int32)
-    rank = np.zeros(len(depth), np.int32)
-    order = [np.nonzero(depth == d)[0] for d in range(1, max_depth + 1)]
-    for above, level in zip([None, *order], order, strict=False):
-        rank[level] = np.arange(len(level))
-        if above is not None:  # in preorder, the parent is the last node of the level above that comes before
-            parent[level] = np.searchsorted(above, level) - 1
-    return [(nodes[level, 0], parent[level], nodes[level, 3]) for level in order]
 
 
 def _shared_bytes(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
+from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.trie.leaving_tokens import LeavingTokens
-from graftlm.core.grammar.masks.trie.trie import Levels, Trie, begun
+from graftlm.core.grammar.masks.trie.trie import Trie, begun
 from graftlm.core.grammar.masks.walks.trie_walk import copy_twins
 
 if TYPE_CHECKING:
@@ -24,30 +24,22 @@ def allow_tokens(trie: Trie, dpda: Dpda, place: Place, row: Int32Array) -> tuple
     -> a 64-bit hash of the tokens found, 0 for none; and how much of `place` that depends on: its first so many
     numbers, one more than it has where it matters that there are no others
     """
-    walk = _walk_all.machine_code
-    if walk is None:
-        prepare()
-        return allow_tokens_by_level(trie, dpda, place, row)
     seen = np.zeros(1, np.int32)
-    found = walk(
+    found = _walk_all(
         trie.nodes, trie.roots, trie.twins, trie.max_depth, dpda.table, dpda.classes, dpda.accepting, dpda.calls,
         np.array(place, np.int32), row, seen,
     )  # fmt: skip
-    return int(found), int(seen[0])
+    return found, int(seen[0])
 
 
 def allow_leaving(tokens: LeavingTokens, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:
     """The same of tokens that leave the class of characters that `place` repeats."""
-    walk = _walk_leaving.machine_code
-    if walk is None:
-        prepare()
-        return allow_leaving_by_level(tokens, dpda, place, row)
     seen = np.ones(1, np.int32)
-    found = walk(
+    found = _walk_leaving(
         tokens.nodes, tokens.first, tokens.twins, tokens.max_depth, tokens.character, dpda.table, dpda.classes,
         dpda.accepting, dpda.calls, np.array(place, np.int32), row, seen,
     )  # fmt: skip
-    return int(found), int(seen[0])
+    return found, int(seen[0])
 
 
 def first_continued(trie: Trie, suffix: bytes, dpda: Dpda, place: Place) -> int:
@@ -56,11 +48,10 @@ def first_continued(trie: Trie, suffix: bytes, dpda: Dpda, place: Place) -> int:
     place  the place after `suffix`
     -> -1 if there is none
     """
-    found = _first_continued(
+    return _first_continued(
         trie.nodes, trie.roots, trie.max_depth, dpda.table, dpda.classes, dpda.accepting, dpda.calls,
-        np.array(place, np.int32), np.frombuffer(bytearray(suffix), np.uint8),
+        np.array(place, np.int32), np.frombuffer(suffix, np.uint8),
     )  # fmt: skip
-    return int(found)
 
 
 @loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
@@ -185,7 +176,7 @@ def _walk(
             if only_one:
                 return 1
             row[token >> 5] |= np.int32(1) << np.int32(token & 31)
-            mixed = (token + 1) * 0x9E3779B97F4A7C1  # wraps: a hash that does not depend on the order
+            mixed = (int(token) + 1) * 0x9E3779B97F4A7C1  # wraps; in any order of tokens
             mixed = (mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9
             found ^= mixed ^ (mixed >> 29)
         node += 1
@@ -214,57 +205,3 @@ def _first_continued(
         ):  # fmt: skip
             return start
     return -1
-
-
-def allow_tokens_by_level(trie: Trie, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:
-    """The same as `allow_tokens` with numpy alone, all nodes of one depth at a time."""
-    return _by_level(trie.levels, trie.twins, dpda, place, np.array([place[0]], np.int32), row)
-
-
-def allow_leaving_by_level(tokens: LeavingTokens, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:
-    states = np.zeros(len(tokens.first), np.int32)
-    state = place[0]
-    for n in range(len(states)):
-        if state > 0:
-            states[n], state = state, int(dpda.table[state, dpda.classes[tokens.character]])
-    return _by_level(tokens.levels, tokens.twins, dpda, place, states, row)
-
-
-def _by_level(
-    levels: Levels, twins: Int32Array, dpda: Dpda, place: Place, states: Int32Array, row: Int32Array
-) -> tuple[int, int]:
-    """From `states` [n], the parents of the first level, over the stack of `place`."""
-    allowed = np.zeros(32 * len(row), bool)
-    num_frames, deepest = len(place) - 1, 1
-    frames = np.array([(0, 0), *((place[num_frames - i], i) for i in range(num_frames))], np.int32)
-    tops = np.full(len(states), num_frames, np.int32)
-    for byte, parent, token in levels:
-        states, tops = states[parent], tops[parent]
-        classes = dpda.classes[byte]
-        targets = dpda.table[states, classes]
-        open_ = np.flatnonzero((targets < 0) | (targets == 0) & dpda.accepting[states])
-        while len(open_):
-            called = open_[targets[open_] < 0]
-            added = np.stack([dpda.calls[-targets[called], 1], tops[called]], axis=1).astype(np.int32)
-            states[called] = dpda.calls[-targets[called], 0]
-            tops[called] = np.arange(len(frames), len(frames) + len(called))
-            ended = open_[targets[open_] == 0]
-            below = tops[ended]
-            if (below <= num_frames).any():
-                deepest = max(deepest, num_frames - int(below.min()) + 2)
-            ended, below = ended[below > 0], below[below > 0]
-            states[ended], tops[ended] = frames[below, 0], frames[below, 1]
-            frames = np.concatenate([frames, added])
-            going = np.concatenate([called, ended])
-            targets[going] = dpda.table[states[going], classes[going]]
-            open_ = going[(targets[going] < 0) | (targets[going] == 0) & dpda.accepting[states[going]]]
-        states = np.maximum(targets, 0)
-        alive = states != 0
-        if not alive.any():
-            break
-        hits = token[alive]
-        allowed[hits[hits >= 0]] = True
-    twins = twins[allowed[twins[:, 0]]]
-    allowed[twins[:, 1]] = True
-    row |= np.packbits(allowed, bitorder="little").view(np.int32)
-    return hash(row.tobytes()), deepest

@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
+from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 from graftlm.core.grammar.masks.trie.leaving_tokens import LeavingTokens
-from graftlm.core.grammar.masks.trie.trie import Levels, Trie, begun
+from graftlm.core.grammar.masks.trie.trie import Trie, begun
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+BoolArray: TypeAlias = "npt.NDArray[np.bool_]"
+
 _NO_COUNTS = np.zeros(0, np.int32)
+_ANYWHERE = np.zeros(0, np.bool_)
 
 
-def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
-    """Set the bits of all tokens in `trie` that the automaton can read from `place`; others stay as they are.
+def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array, ends: BoolArray = _ANYWHERE) -> int:
+    """Set the bits of all tokens in `trie` that the automaton can read from `place`; other bits do not change.
 
-    row  int32 [num_words] -> a 64-bit hash of the tokens found, 0 for none
+    row   int32 [num_words]
+    ends  bool [num_states]: states to which tokens may lead; empty: all
+    -> a 64-bit hash of the tokens found, 0 for none
     """
-    walk = _walk_all.machine_code
-    if walk is None:
-        prepare()
-        return allow_tokens_by_level(trie, dfa, place, row)
-    counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
-    found = walk(
-        trie.nodes, trie.roots, trie.twins, trie.max_depth, dfa.table, dfa.classes, dfa.actions, place[0], counts, row
-    )
-    return int(found)
+    return _walk_all(
+        trie.nodes, trie.roots, trie.twins, trie.max_depth, dfa.table, dfa.classes, dfa.actions, place[0],
+        _counts(dfa, place), ends, row,
+    )  # fmt: skip
 
 
 def allow_leaving(tokens: LeavingTokens, dfa: Dfa, place: Place, row: Int32Array) -> int:
-    """The same of tokens that leave the class of characters that `place` repeats."""
-    walk = _walk_leaving.machine_code
-    if walk is None:
-        prepare()
-        return allow_leaving_by_level(tokens, dfa, place, row)
-    counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
-    found = walk(
+    """Set the bits of the tokens that leave the class of characters that `place` repeats. -> as `allow_tokens`"""
+    return _walk_leaving(
         tokens.nodes, tokens.first, tokens.twins, tokens.max_depth, tokens.character, dfa.table, dfa.classes,
-        dfa.actions, place[0], counts, row,
+        dfa.actions, place[0], _counts(dfa, place), row,
     )  # fmt: skip
-    return int(found)
+
+
+def _counts(dfa: Dfa, place: Place) -> Int32Array:
+    return np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
 
 
 def first_continued(trie: Trie, suffix: bytes, dfa: Dfa, place: Place) -> int:
@@ -53,14 +51,13 @@ def first_continued(trie: Trie, suffix: bytes, dfa: Dfa, place: Place) -> int:
     place  the place after `suffix`
     -> -1 if there is none
     """
-    found = _first_continued(
+    return _first_continued(
         trie.nodes, trie.roots, trie.max_depth, dfa.table, dfa.classes, dfa.actions, np.array(place, np.int32),
-        np.frombuffer(bytearray(suffix), np.uint8),
+        np.frombuffer(suffix, np.uint8),
     )  # fmt: skip
-    return int(found)
 
 
-@loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
+@loop("i8(i4[:,::1], i4[::1], i4[:,::1], i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], b1[::1], i4[::1])")
 def _walk_all(
     nodes: Int32Array,
     roots: Int32Array,
@@ -71,6 +68,7 @@ def _walk_all(
     actions: Int32Array,
     state: int,
     counts: Int32Array,
+    ends: BoolArray,
     row: Int32Array,
 ) -> int:
     """Walk the subtrees of the first bytes that `state` allows. -> a hash of the tokens found"""
@@ -83,7 +81,7 @@ def _walk_all(
     for byte in range(256):
         root = roots[byte]
         if root >= 0 and table[state, classes[byte]] != 0:
-            found ^= _walk(nodes, root, nodes[root, 2], 0, table, classes, actions, states, stack, row, False)
+            found ^= _walk(nodes, root, nodes[root, 2], 0, table, classes, actions, states, stack, ends, row, False)
     copy_twins(twins, row)
     return found
 
@@ -99,6 +97,7 @@ def _walk(
     actions: Int32Array,
     states: Int32Array,
     counts: Int32Array,
+    ends: BoolArray,
     row: Int32Array,
     only_one: bool,
 ) -> int:
@@ -118,11 +117,11 @@ def _walk(
             continue
         states[depth] = target
         token = nodes[node, 3]
-        if token >= 0:
+        if token >= 0 and (len(ends) == 0 or ends[target]):
             if only_one:
                 return 1
             row[token >> 5] |= np.int32(1) << np.int32(token & 31)
-            mixed = (token + 1) * 0x9E3779B97F4A7C1  # wraps: a hash that does not depend on the order
+            mixed = (int(token) + 1) * 0x9E3779B97F4A7C1  # wraps; in any order of tokens
             mixed = (mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9
             found ^= mixed ^ (mixed >> 29)
         node += 1
@@ -173,7 +172,7 @@ def _walk_leaving(
     """Walk what follows each number of characters, from where that many lead. -> a hash of the tokens found"""
     states = np.empty(max_depth + 1, np.int32)
     stack = np.empty((max_depth + 1, len(counts)), np.int32)
-    here = np.empty((2, len(counts)), np.int32)
+    here, anywhere = np.empty((2, len(counts)), np.int32), np.empty(0, np.bool_)
     for r in range(len(counts)):
         here[0, r] = counts[r]
     found = 0
@@ -182,7 +181,7 @@ def _walk_leaving(
         for r in range(len(counts)):
             stack[0, r] = here[0, r]
         first, last = firsts[n], firsts[n + 1]
-        found ^= _walk(nodes, first, last, 0, table, classes, actions, states, stack, row, False)
+        found ^= _walk(nodes, first, last, 0, table, classes, actions, states, stack, anywhere, row, False)
         target = table[state, classes[character]]
         if target != 0:
             target = _arrive(target, actions, here, 1)
@@ -207,15 +206,16 @@ def _first_continued(
     suffix: npt.NDArray[np.uint8],
 ) -> int:
     states = np.empty(max_depth + 1, np.int32)
-    counts = np.empty((max_depth + 1, len(place) - 1), np.int32)
+    counts, anywhere = np.empty((max_depth + 1, len(place) - 1), np.int32), np.empty(0, np.bool_)
     states[0] = place[0]
     for r in range(counts.shape[1]):
         counts[0, r] = place[r + 1]
     for start in range(len(suffix)):
         node = begun(nodes, roots, suffix, start)
         if node >= 0 and _walk(
-            nodes, node + 1, nodes[node, 2], nodes[node, 1], table, classes, actions, states, counts, counts[0], True
-        ):
+            nodes, node + 1, nodes[node, 2], nodes[node, 1], table, classes, actions, states, counts, anywhere,
+            counts[0], True,
+        ):  # fmt: skip
             return start
     return -1
 
@@ -248,75 +248,3 @@ def copy_twins(twins: Int32Array, row: Int32Array) -> None:
         token, twin = twins[i, 0], twins[i, 1]
         if (row[token >> 5] >> np.int32(token & 31)) & np.int32(1):
             row[twin >> 5] |= np.int32(1) << np.int32(twin & 31)
-
-
-def allow_tokens_by_level(
-    trie: Trie, dfa: Dfa, place: Place, row: Int32Array, ends: npt.NDArray[np.bool_] | None = None
-) -> int:
-    """The same as `allow_tokens` with numpy alone, all nodes of one depth at a time.
-
-    ends  bool [num_states]: where tokens may lead; None is anywhere
-    """
-    states, counts = np.array([place[0]], np.int32), np.array([place[1:]], np.int32)
-    return _by_level(trie.levels, trie.twins, dfa, states, counts, row, ends)
-
-
-def allow_leaving_by_level(tokens: LeavingTokens, dfa: Dfa, place: Place, row: Int32Array) -> int:
-    states = np.zeros(len(tokens.first), np.int32)
-    counts = np.zeros((len(tokens.first), len(place) - 1), np.int32)
-    after: Place | None = place
-    for n in range(len(states)):
-        if after is not None:
-            states[n], counts[n] = after[0], after[1:]
-            after = dfa.walk(after, bytes([tokens.character]))
-    return _by_level(tokens.levels, tokens.twins, dfa, states, counts, row, None)
-
-
-def _by_level(
-    levels: Levels,
-    twins: Int32Array,
-    dfa: Dfa,
-    states: Int32Array,
-    counts: Int32Array,
-    row: Int32Array,
-    ends: npt.NDArray[np.bool_] | None,
-) -> int:
-    """From `states` [n] and `counts` [n, num_registers], the parents of the first level."""
-    allowed = np.zeros(32 * len(row), bool)
-    for byte, parent, token in levels:
-        states, counts = _step(dfa, states[parent], counts[parent], byte)
-        alive = states != 0
-        if not alive.any():
-            break
-        hits = token[alive if ends is None else alive & ends[states]]
-        allowed[hits[hits >= 0]] = True
-    twins = twins[allowed[twins[:, 0]]]
-    allowed[twins[:, 1]] = True
-    row |= np.packbits(allowed, bitorder="little").view(np.int32)
-    return hash(row.tobytes())
-
-
-def _step(dfa: Dfa, states: Int32Array, counts: Int32Array, byte: Int32Array) -> tuple[Int32Array, Int32Array]:
-    """One byte for many places at once: states [n], counts [n, num_registers], byte [n]."""
-    targets = dfa.table[states, dfa.classes[byte]]
-    acting = np.nonzero(targets < 0)[0]
-    if not len(acting):
-        return targets, counts
-    counts = counts.copy()
-    fields = dfa.actions[-targets[acting]]
-    register, minimum, maximum = fields[:, 0], fields[:, 1], fields[:, 2]
-    counting = register >= 0
-    column = np.maximum(register, 0)
-    value = counts[acting, column] + counting
-    endless = counting & (maximum < 0)
-    zone = np.ones(len(acting), np.int64)
-    zone[counting & (value < minimum)] = 0
-    zone[counting & ~endless & (value >= minimum) & (value >= maximum)] = 2
-    value = np.where(endless, np.minimum(value, minimum), value)
-    counts[acting, column] = value
-    rows = np.arange(len(acting))
-    zero = fields[rows, 6 + zone]
-    for r in range(counts.shape[1]):
-        counts[acting[(zero >> r) & 1 == 1], r] = 0
-    targets[acting] = fields[rows, 3 + zone]
-    return targets, counts

@@ -14,7 +14,7 @@ from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.walks import self_loops
 from graftlm.core.grammar.regex.parser import parse
-from graftlm.kernels import disk_cache
+from graftlm.kernels.cpu.compiled import loop_cache
 from tests.core.grammar.vocabularies import bpe_vocabulary, row_at
 
 ROOT = Path(__file__).parents[4]
@@ -64,16 +64,18 @@ def test_a_construction_that_began_in_python_goes_on_as_machine_code(monkeypatch
 
 
 SECOND_PROCESS = """
+import sys
 from graftlm.core.grammar.automata import jit
-jit._compile_elsewhere = lambda folder: 1 / 0
+from graftlm.kernels.cpu.compiled import loop_cache
+loop_cache.compile_one = loop_cache.start_processes = None
 jit.wait()
 assert all(loop.machine_code is not None for loop in jit._loops)
+assert "numba" not in sys.modules
 """
 
 
-def test_a_later_process_loads_what_an_earlier_one_compiled(tmp_path: Path) -> None:
-    folder = jit._folder()
-    assert folder is not None and disk_cache.is_intact(folder)
+def test_a_process_links_the_object_code_that_is_there_without_numba() -> None:
+    assert all(loop_cache.is_ready(*name) for name in jit.wanted())
     subprocess.run([sys.executable, "-W", "error", "-c", SECOND_PROCESS], check=True, cwd=ROOT)
 
 
@@ -84,82 +86,64 @@ def run(script: str) -> list[str]:
 
 
 EXIT = """
-import atexit, importlib, sys, threading
-event = threading.Event()
-
-@atexit.register  # before the module registers its own hook, so called after it
-def last():
-    event.set()
-    jit._thread.join(60)
-    from llvmlite.binding import common
-    print("numba" in sys.modules, common._is_shutting_down())
-
+import atexit, sys, time
+from pathlib import Path
+atexit.register(lambda: [process.kill() for process in loop_cache._processes])  # runs after the hook of jit
 from graftlm.core.grammar.automata import jit
-"""
-
-
-def test_an_exit_waits_for_numba_to_be_imported() -> None:
-    script = """
-import_module, began = importlib.import_module, threading.Event()
-
-def imported(name, *package):
-    if name == "numba":
-        began.set()
-        event.wait(60)
-    return import_module(name, *package)
-
-importlib.import_module = imported
+from graftlm.kernels.cpu.compiled import loop_cache, object_code
+object_code.FOLDER = Path("nowhere")
 jit.prepare()
-began.wait(60)
-atexit.register(event.set)  # called before that of the module
+while not loop_cache._processes:
+    time.sleep(0.01)
+print(jit._thread.is_alive(), "numba" in sys.modules)
 """
-    assert run(EXIT + script) == ["True True"]
 
 
-def test_numba_is_not_imported_once_the_interpreter_exits() -> None:
-    script = """
-folder = jit._folder
-jit._folder = lambda: event.wait(60) and folder()
-jit.prepare()
-"""
-    assert run(EXIT + script)[0].startswith("False")
+def test_an_exit_does_not_wait_for_loops_that_are_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(tmp_path))
+    assert run(EXIT) == ["True False"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
-def test_a_child_that_is_forked_while_loops_are_loaded_used_to_run_them_as_python() -> None:
-    script = """
-import importlib, os, threading
+FORK = """
+import os, threading
 from graftlm.core.grammar.automata import jit
+from graftlm.kernels.cpu.compiled import loop_cache
 
-import_module, began = importlib.import_module, threading.Event()
+load, began = loop_cache.load, threading.Event()
 
-def imported(name, *package):
-    if name == "numba":
-        began.set()
-    return import_module(name, *package)
+def loaded(*name):
+    began.set()
+    return load(*name)
 
-importlib.import_module = imported
-jit.prepare()
+loop_cache.load = loaded
+threading.Thread(target=jit.prepare).start()
 began.wait(60)
 pid = os.fork()
 jit.wait()
-loaded = all(loop.machine_code is not None for loop in jit._loops)
+linked = all(loop.machine_code is not None for loop in jit._loops)
 if pid == 0:
-    os._exit(0 if loaded else 1)
-print(loaded, os.waitpid(pid, 0)[1])
+    os._exit(0 if linked else 1)
+print(linked, os.waitpid(pid, 0)[1])
 """
-    assert run(script) == ["True 0"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_a_child_that_is_forked_while_loops_are_linked_used_to_run_them_as_python() -> None:
+    assert run(FORK) == ["True 0"]
 
 
 WITHOUT_NUMBA = """
 import sys, warnings
+from pathlib import Path
 sys.modules["numba"] = None
 warnings.simplefilter("error")
+from graftlm.kernels.cpu.compiled import object_code
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.vocabulary import Vocabulary
 
+object_code.FOLDER = Path("nowhere")
 vocabulary = Vocabulary([bytes([b]) for b in range(256)] + [b"ab", b"abc", b""], eos_token_id=258)
 vocabulary.prepare()
 jit.wait()
@@ -172,8 +156,7 @@ assert FsmGrammar.compile(parse("abc"), Vocabulary([b"ab", b"c"])).matcher().end
 
 
 def test_the_whole_engine_runs_without_numba() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRAFTLM_CACHE_DIR": ""}
     command = [sys.executable, "-c", WITHOUT_NUMBA]
-    done = subprocess.run(
-        command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": ""}, stderr=subprocess.PIPE, text=True
-    )
+    done = subprocess.run(command, check=True, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     assert done.stderr.count("numba is not installed") == 1

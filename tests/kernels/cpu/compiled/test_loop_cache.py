@@ -33,7 +33,7 @@ SPROUT = shapes_of(json.loads(sprout_path().joinpath("config.json").read_text())
 def cache_in(path: Path) -> Iterator[Path]:
     """The folder of loops below `path`, while the package has no object code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(object_code, "_archives", lambda: ())
+        patch.setattr(object_code, "_archives", lambda *_: ())
         patch.setenv("GRAFTLM_CACHE_DIR", str(path))
         loop_cache.folder.cache_clear()
         found = loop_cache.folder()

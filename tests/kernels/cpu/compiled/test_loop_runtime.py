@@ -15,7 +15,7 @@ NORM_LOOP = ("norm", (0,))
 
 @pytest.fixture(autouse=True)
 def nothing_is_packaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_code, "_archives", lambda: ())
+    monkeypatch.setattr(object_code, "_archives", lambda *_: ())
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_a_loop_that_is_not_packaged_is_not_found(monkeypatch: pytest.MonkeyPatc
 
 def test_code_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "x86_64", V4.features)
-    monkeypatch.setattr(object_code, "sources", lambda: "others")
+    monkeypatch.setattr(object_code, "sources", lambda *_: "others")
     assert contents() == [None, None]
 
 

@@ -1,4 +1,4 @@
-"""The trie walk of a DFA: compiled, level by level, and of the tokens that leave a class of characters."""
+"""The trie walk of a DFA: in machine code, in Python, and of the tokens that leave a class of characters."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.masks.walks import trie_walk
 from graftlm.core.grammar.masks.walks.self_loops import self_loop
-from graftlm.core.grammar.masks.walks.trie_walk import (
-    allow_leaving,
-    allow_leaving_by_level,
-    allow_tokens,
-    allow_tokens_by_level,
-    first_continued,
-)
+from graftlm.core.grammar.masks.walks.trie_walk import allow_leaving, allow_tokens, first_continued
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Limits
 from tests.core.grammar.automata.test_dfa import COUNTED
@@ -44,19 +38,22 @@ def test_the_first_text_that_a_readable_token_goes_on_is_what_brute_force_finds(
 @pytest.mark.parametrize(
     "pattern", [STRING % "*", STRING % "{1,40}", r"(\d{1,3}\.){3}\d{1,3}", r"([a-z]{2,20},){9,30}"]
 )
-def test_walking_by_level_finds_the_same_tokens(pattern: str) -> None:
+def test_the_walk_in_python_finds_the_same_tokens(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary, dfa = bpe_vocabulary(), Dfa.compile(parse(pattern))
     for place in walk_at_random(dfa, vocabulary, [7, 99, 3, 41, 500]):
         compiled, plain = (np.zeros(vocabulary.num_words, np.int32) for _ in range(2))
         allow_tokens(vocabulary.trie, dfa, place, compiled)
-        allow_tokens_by_level(vocabulary.trie, dfa, place, plain)
+        with monkeypatch.context() as patch:
+            patch.setattr(trie_walk._walk_all, "machine_code", None)
+            allow_tokens(vocabulary.trie, dfa, place, plain)
         assert (compiled == plain).all()
 
 
 @pytest.mark.parametrize("pattern", [STRING % "*", STRING % "{0,40}", STRING % "{2,6}", *NARROW])
-def test_tokens_that_leave_a_class_are_found_without_compiled_loops(pattern: str) -> None:
+def test_the_walk_in_python_finds_the_same_tokens_that_leave_a_class(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vocabulary, dfa = bpe_vocabulary(), Dfa.compile(parse(pattern))
-    jit.wait()
     num_compared = 0
     for state in range(1, dfa.num_states):
         place = (state, *[0] * dfa.num_registers)
@@ -65,7 +62,9 @@ def test_tokens_that_leave_a_class_are_found_without_compiled_loops(pattern: str
             leaving = vocabulary.slices.build(loop.chars).leaving(loop.exits)
             compiled, plain = (np.zeros(vocabulary.num_words, np.int32) for _ in range(2))
             allow_leaving(leaving, dfa, place, compiled)
-            allow_leaving_by_level(leaving, dfa, place, plain)
+            with monkeypatch.context() as patch:
+                patch.setattr(trie_walk._walk_leaving, "machine_code", None)
+                allow_leaving(leaving, dfa, place, plain)
             assert (compiled == plain).all()
             num_compared += 1
     assert num_compared
