@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.metrics import PrefixMiss
+    from graftlm.core.prompt_input import PromptInput
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
-Prompt = "str | Seq[int] | Seq[Message] | Seq[dict[str, Any]]"
 
 _request_ids = itertools.count(1)
 _submission_ids = itertools.count(1)
@@ -182,7 +182,7 @@ class Listener(Protocol):
 class Request:
     """One call: a prompt and how to decode it.
 
-    prompt     text taken as is, token ids, or messages (rendered once with the chat template).
+    prompt     text taken as is, token ids, messages (rendered once with the chat template), or a PromptInput.
     namespace  requests of different namespaces never share KV.
     score_ids  tokens to score after the prompt instead of generating; None generates.
     stream     whether the listener wants chunks;  stream_usage: with the tokens counted so far in each.
@@ -212,18 +212,23 @@ class Request:
 class Submission:
     """A request on its way into an engine, with the prompt and grammar that the caller's thread has prepared.
 
-    prompt_ids  int32 [num_prompt_tokens], without score_ids; None for an engine that takes prompts as they are given.
-    grammar     the compiled constraint, or the compilation under way; None for free text, and for an engine that
-                takes constraints as they are given.
+    prompt   the rendered prompt, without score_ids; None for an engine that takes prompts as they are given.
+    grammar  the compiled constraint, or its compilation in progress; None for free text, and for an engine that
+             takes constraints as they are given.
     """
 
     request: Request
     listener: Listener
-    prompt_ids: np.ndarray | None = None
+    prompt: PromptInput | None = None
     grammar: Future[Grammar] | None = None
     arrived_s: float = field(default_factory=time.monotonic)
     id: int = field(default_factory=lambda: next(_submission_ids))
-    """What `Engine.cancel` takes. A request that is submitted twice has two of them."""
+    """The argument of `Engine.cancel`. A request that is submitted twice has two ids."""
+
+    @property
+    def prompt_ids(self) -> np.ndarray | None:
+        """The ids of the rendered prompt, int32 [num_prompt_tokens]."""
+        return None if self.prompt is None else self.prompt.ids
 
 
 def checked(request: Request) -> Request:

@@ -42,6 +42,7 @@ from graftlm.core.serving.stream import (
 if TYPE_CHECKING:
     from graftlm.core.program.select import Selection
     from graftlm.core.remote.endpoint import Endpoint
+    from graftlm.core.text.processor import Processor
     from graftlm.core.text.tokenizer import Tokenizer
 
 
@@ -167,6 +168,11 @@ class Runtime:
         return self._source.tokenizer
 
     @property
+    def processor(self) -> Processor:
+        """The renderer of prompts: text, token ids or messages to the PromptInput that the engine computes."""
+        return self._source.processor
+
+    @property
     def max_model_len(self) -> int:
         """The context in tokens. Reads the model's configuration, not its weights."""
         return self._source.max_model_len
@@ -244,7 +250,7 @@ class Runtime:
         """Compute a prefix and keep it from eviction until `unpin()`."""
         self.check_may_wait("warm()")
         if isinstance(prefix, list | tuple) and prefix and not isinstance(prefix[0], int):
-            prefix = self.tokenizer.render(prefix, add_generation_prompt=False)
+            prefix = self.processor.encode(prefix, add_generation_prompt=False)
         done = self.complete(Request(prefix, want_logits=True, pin=True))
         return Pin(self._thread, done.pin, done.usage.prompt_tokens)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from graftlm.core.kv.pages import Extent
     from graftlm.core.kv.radix import Node
     from graftlm.core.metrics import PrefixMiss
+    from graftlm.core.prompt_input import PromptInput
     from graftlm.core.sampling.sampler import Sampled
     from graftlm.core.scheduling.choice import Choice
     from graftlm.core.scheduling.speculation import DraftState
@@ -132,7 +133,8 @@ class Readout:
 class Sequence:
     """One token sequence in the engine; a request with n > 1 has n of them.
 
-    prompt_ids  int32 [num_prompt_tokens]; when scoring, with all but the last of score_ids
+    prompt      when scoring, followed by all but the last of score_ids
+    prompt_ids  the ids of `prompt`, int32 [num_prompt_tokens]
     grammar     the constraint's grammar, perhaps still being compiled; a fork has its parent's matcher instead
     choice      the choice that this sequence scores an option of
     tokens      the prompt followed by the generated tokens that the host knows. Written by scheduling/output_writer.py
@@ -147,7 +149,8 @@ class Sequence:
     """
 
     request: Request
-    prompt_ids: np.ndarray
+    prompt: PromptInput
+    prompt_ids: np.ndarray = field(init=False, repr=False)
     index: int = 0
     grammar: Future[Grammar] | None = None
     choice: Choice | None = None
@@ -164,6 +167,7 @@ class Sequence:
     draft: DraftState | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        self.prompt_ids = self.prompt.ids
         if not self.tokens:
             self.tokens = array("i", self.prompt_ids.astype(np.int32, copy=False).tobytes())
 
@@ -250,14 +254,13 @@ class SequenceGroup:
 
     @classmethod
     def of(cls, submission: Submission) -> SequenceGroup:
-        """One sequence over the prompt, followed by all but the last of the tokens to score."""
-        request, ids = submission.request, submission.prompt_ids
-        assert ids is not None, "a local engine takes token ids"
-        if request.score_ids is not None and len(request.score_ids) > 1:
-            ids = np.concatenate([ids, np.asarray(request.score_ids[:-1], np.int32)])
+        """Return a group with one sequence: the prompt, followed by all but the last of the tokens to score."""
+        request, prompt = submission.request, submission.prompt
+        assert prompt is not None, "a local engine takes rendered prompts"
+        prompt = prompt.extended((request.score_ids or [])[:-1])
         group = cls(submission.id, request, submission.listener)
         arrived_s = submission.arrived_s
-        group.sequences.append(Sequence(request, ids, grammar=submission.grammar, arrived_s=arrived_s, group=group))
+        group.sequences.append(Sequence(request, prompt, grammar=submission.grammar, arrived_s=arrived_s, group=group))
         return group
 
     def progress(self, now_s: float) -> OpenRequest:

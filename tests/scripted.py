@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
+from graftlm.core.text.processor import TextProcessor
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import byte_tokenizer
 
@@ -26,6 +27,7 @@ class Scripted:
 
     def __init__(self, rule: Rule = lambda prompt: "!", *, held: bool = False, tokenizer: Any = None) -> None:
         self.tokenizer = Tokenizer.from_hf(tokenizer or byte_tokenizer())
+        self.processor = TextProcessor(self.tokenizer)
         self.rule = rule
         self.requests: list[Request] = []
         self.batches: list[int] = []
@@ -81,7 +83,7 @@ class Scripted:
         self.unpinned += 1
 
     def _text(self, request: Request) -> str:
-        return self.tokenizer.decode(request.prompt, skip_special=False)
+        return self.tokenizer.decode(request.prompt.ids, skip_special=False)
 
     def _answer(self, request: Request, future: Future[Completion]) -> None:
         if not future.set_running_or_notify_cancel():

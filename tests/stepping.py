@@ -11,6 +11,7 @@ from graftlm.core.execution.serial import SerialRunner
 from graftlm.core.execution.step_plan import ScheduledRow, build_plan
 from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.cpu.attention.backend import TorchAttention
@@ -18,7 +19,7 @@ from graftlm.kernels.kv_store import KVStore
 
 
 def sequence_of(prompt: Seq[int], namespace: str = "") -> Sequence:
-    return Sequence(Request(list(prompt), namespace=namespace), np.array(prompt, dtype=np.int32))
+    return Sequence(Request(list(prompt), namespace=namespace), PromptInput(np.array(prompt, dtype=np.int32)))
 
 
 def paged_greedy(loaded: LoadedModel, prompts: Seq[Seq[int]], num_new: int, chunk: int = 1000) -> list[list[int]]:

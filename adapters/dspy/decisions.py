@@ -22,6 +22,7 @@ from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Request, Usage
 
 if TYPE_CHECKING:
+    from graftlm.core.prompt_input import PromptInput
     from graftlm.core.runtime import Runtime
 
 Form = Literal["Choice", "Score", "Noul", "json", "json-text"]
@@ -52,7 +53,7 @@ class Decision:
 class Measured:
     """A reply put together from generated and measured pieces."""
 
-    ids: list[int]
+    prompt: PromptInput
     text: str = ""
     probabilities: dict[str, dict[str, float]] = field(default_factory=dict)
     usage: Usage = Usage()
@@ -75,13 +76,13 @@ def decision_form(annotation: Any) -> tuple[Form, list[str]] | None:
 
 
 def measure(
-    runtime: Runtime, prompt: Sequence[int], pieces: Sequence[Lowered | Decision], sampling: SamplingParams
+    runtime: Runtime, prompt: PromptInput, pieces: Sequence[Lowered | Decision], sampling: SamplingParams
 ) -> Measured:
     """Write a reply piece by piece: languages are generated, decisions measured. Blocks until it is done.
 
     All of it runs on the prompt's KV: each piece computes only what the one before it added.
     """
-    reply = Measured([int(i) for i in prompt])
+    reply = Measured(prompt)
     for decides, group in groupby(pieces, lambda piece: isinstance(piece, Decision)):
         if decides:
             for decision in (piece for piece in group if isinstance(piece, Decision)):
@@ -96,7 +97,7 @@ def measure(
 
 
 def _decide(runtime: Runtime, reply: Measured, decision: Decision) -> None:
-    selection = runtime.select(reply.ids, [decision.scored(label) for label in decision.labels], method="exact")
+    selection = runtime.select(reply.prompt, [decision.scored(label) for label in decision.labels], method="exact")
     probabilities = dict(zip(decision.labels, map(float, selection.probabilities), strict=True))
     reply.probabilities[decision.name] = probabilities
     _append(runtime, reply, decision.text(probabilities))
@@ -104,14 +105,14 @@ def _decide(runtime: Runtime, reply: Measured, decision: Decision) -> None:
 
 def _append(runtime: Runtime, reply: Measured, text: str) -> None:
     reply.text += text
-    reply.ids += runtime.tokenizer.encode_continuation(text)
+    reply.prompt = reply.prompt.extended(runtime.tokenizer.encode_continuation(text))
 
 
 def _generate(runtime: Runtime, reply: Measured, constraint: Composite, sampling: SamplingParams) -> None:
     constrained = SamplingParams.from_options(sampling, constraint=constraint, close_on_length=True, n=1)
-    completion = runtime.complete(Request(reply.ids, constrained))
+    completion = runtime.complete(Request(reply.prompt, constrained))
     reply.text += completion.text
-    reply.ids += runtime.tokenizer.encode_continuation(completion.text)
+    reply.prompt = reply.prompt.extended(runtime.tokenizer.encode_continuation(completion.text))
     reply.usage += completion.usage
     reply.complete = reply.complete and completion.finish_reason == "stop"
 

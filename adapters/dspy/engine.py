@@ -17,8 +17,6 @@ from functools import partial
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from dspy import lm15
 from graftlm.adapters.dspy import wire as wire
 from graftlm.adapters.dspy.chain import Chain
@@ -39,6 +37,7 @@ from graftlm.core.errors import GraftError, GrammarError
 from graftlm.core.grammar.cache import compile_cached
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Completion, Request, Usage
 from graftlm.core.runtime import Runtime
 from graftlm.core.serving import loop_batching
@@ -48,12 +47,12 @@ from graftlm.core.serving import loop_batching
 class _Call:
     """One lm15 request, ready to run. `pieces` is set when probabilities are to be measured.
 
-    ids     the prompt's tokens, int32 [num_tokens]; its messages for an endpoint.
+    prompt  a PromptInput; messages for an endpoint.
     listed  tools for an endpoint;  reply: what an endpoint's answer is to hold.
     """
 
     model: str
-    ids: Any
+    prompt: Any
     sampling: SamplingParams
     key: Any
     form: ToolFormat | None = None
@@ -64,9 +63,9 @@ class _Call:
 
     def request(self, *, stream: bool = False) -> Request:
         if self.listed is None:
-            return Request(self.ids, self.sampling, stream=stream)
+            return Request(self.prompt, self.sampling, stream=stream)
         tools, fields = self.listed.listed, self.listed.fields
-        return Request(self.ids, self.sampling, stream=stream, tools=tools, tool_fields=fields)
+        return Request(self.prompt, self.sampling, stream=stream, tools=tools, tool_fields=fields)
 
 
 class _EngineBase:
@@ -125,8 +124,8 @@ class _EngineBase:
         kept = {"on_unsupported": self.on_unsupported, "max_retries": self.max_retries}
         options = {**kept, **wire.sampling_options(request)}
         native = wire.native_extensions(config)
-        tools, form, ids = self._prompt(request)
-        options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(ids))
+        tools, form, prompt = self._prompt(request)
+        options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(prompt))
         listed: ToolRequest | None = None
         pieces: tuple[Lowered | Decision, ...] = ()
         measured = config.probabilities not in (None, "off") and config.response_format is not None
@@ -158,14 +157,14 @@ class _EngineBase:
             options.pop("json_schema", None)
         key = None
         if wire.deterministic(options) and not pieces:
-            key = (ids.tobytes() if isinstance(ids, np.ndarray) else repr(ids), repr(config), repr(tools))
+            key = (prompt.ids.tobytes() if isinstance(prompt, PromptInput) else repr(prompt), repr(config), repr(tools))
         judged = bool(pieces) and "scaffold" not in native
         sampling = SamplingParams.from_options(**options)
         if n > 1:
             sampling, key = replace(sampling, n=n), None
         at_endpoint = self.runtime.endpoint is not None and not tools
-        reply = Reply.of(ids, sampling) if at_endpoint else None
-        return _Call(request.model, ids, sampling, key, form, pieces, judged, listed, reply)
+        reply = Reply.of(prompt, sampling) if at_endpoint else None
+        return _Call(request.model, prompt, sampling, key, form, pieces, judged, listed, reply)
 
     def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, Any]:
         messages, tools = wire.native_messages(request), wire.native_tools(request)
@@ -179,8 +178,8 @@ class _EngineBase:
         if not tokenizer.has_chat_template:
             # as DSPy writes conversations for models that only complete text
             text = "\n\n".join([*(message.text for message in messages), "BEGIN RESPONSE:"])
-            return tools, form, tokenizer.encode_prompt(text)
-        return tools, form if tools else None, tokenizer.encode_prompt(messages, tools=listed)
+            return tools, form, self.runtime.processor.encode(text)
+        return tools, form if tools else None, self.runtime.processor.encode(messages, listed)
 
     def _max_tokens(self, wanted: int | None, num_prompt_tokens: int) -> int:
         if self.runtime.endpoint is not None:
@@ -229,7 +228,7 @@ class _EngineBase:
         if call.reply is None or endpoint is None:
             return None
         asked = self.runtime.submit(call.request())
-        return endpoint.start(mended(endpoint, call.reply, call.ids, call.sampling, asked))
+        return endpoint.start(mended(endpoint, call.reply, call.prompt, call.sampling, asked))
 
     def _taken(self, request: lm15.Request) -> tuple[lm15.Response | None, int]:
         """An answer that came with an earlier request; or None, and how many to request."""
@@ -252,7 +251,7 @@ class _EngineBase:
         return wire.response(call.model, replace(completion, text=said.content), said.calls)
 
     def _measured(self, call: _Call) -> lm15.Response:
-        reply = measure(self.runtime, call.ids, call.pieces, call.sampling)
+        reply = measure(self.runtime, call.prompt, call.pieces, call.sampling)
         return _measured_response(call, reply)
 
 
@@ -351,7 +350,7 @@ def _measured_response(call: _Call, reply: Measured) -> lm15.Response:
         part = lm15.DataPart(
             json.loads(reply.text), probabilities=reply.probabilities, method="candidate_sequence_likelihood"
         )
-    usage = replace(wire.usage(reply.usage), input_tokens=len(call.ids), total_tokens=None)
+    usage = replace(wire.usage(reply.usage), input_tokens=len(call.prompt), total_tokens=None)
     return lm15.Response(
         id=f"{wire.PROVIDER}-measured",
         model=call.model,

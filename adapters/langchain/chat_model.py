@@ -84,7 +84,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         """The exact length of the prompt that these messages (and tools) become."""
         with langchain_errors():
             call = self._prepare(messages, None, {"tools": [openai_tool(t, None) for t in tools or ()]})
-            return len(call.runtime.tokenizer.encode_prompt(call.request.prompt, call.request.tools))
+            return len(call.runtime.processor.encode(call.request.prompt, call.request.tools))
 
     # -- one call ----------------------------------------------------------------------------------------------
 

@@ -101,8 +101,8 @@ class GraftDecisionModel(BaseDecisionModel):
         conversation = _state_messages(state)
         prompts = [[*conversation[:-1], _ask(conversation[-1], question)] for question in questions.values()]
         labels = [check_choices(_labels(question), "exact") for question in questions.values()]
-        ids = [runtime.tokenizer.encode_prompt(prompt) for prompt in prompts]
-        return [submit_select(runtime, i, own, "exact") for i, own in zip(ids, labels, strict=True)]
+        inputs = [runtime.processor.encode(prompt) for prompt in prompts]
+        return [submit_select(runtime, each, own, "exact") for each, own in zip(inputs, labels, strict=True)]
 
     def _response(self, questions: Mapping[str, Any], selections: Sequence[Selection]) -> Any:
         answers = {

@@ -44,7 +44,7 @@ class GraftSelector(BaseSelector):
     def _submit(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Future[Selection]:
         runtime = self._llm.runtime_for()
         labels = check_choices([str(number) for number in range(1, len(choices) + 1)], "exact")
-        return submit_select(runtime, runtime.tokenizer.encode_prompt(self._prompt(choices, query)), labels, "exact")
+        return submit_select(runtime, runtime.processor.encode(self._prompt(choices, query)), labels, "exact")
 
     def _prompt(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Any:
         lines = [f"{number}. {' '.join(c.description.split())}" for number, c in enumerate(choices, 1)]

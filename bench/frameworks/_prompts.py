@@ -20,7 +20,7 @@ class Prompts:
 
     @hookimpl
     def graftlm_request_finished(self, request: Request, completion: Completion) -> None:
-        self.seen.append(self.runtime.tokenizer.encode_prompt(request.prompt, request.tools).tolist())
+        self.seen.append(self.runtime.processor.encode(request.prompt, request.tools).ids.tolist())
 
     @property
     def num_unique(self) -> int:

@@ -37,7 +37,7 @@ def text(runtime: Any, work: Work) -> Answers:
 
 def ids_in_threads(runtime: Any, work: Work) -> Answers:
     """What 64 threads get without a framework, from token ids."""
-    prompts = [runtime.tokenizer.encode_prompt(f"{work.system}\n\n{question}\n\n") for question in work.questions]
+    prompts = [runtime.processor.encode(f"{work.system}\n\n{question}\n\n") for question in work.questions]
     return lambda: in_threads(lambda ids: runtime.generate(ids, **work.options), prompts)
 
 

@@ -111,7 +111,7 @@ def ids_from_threads(runtime: Any, answer: Answers, threads: int) -> float:
 
 
 def _ids(runtime: Any, request: Request) -> list[int]:
-    ids: list[int] = runtime.tokenizer.encode_prompt(request.prompt, request.tools).tolist()
+    ids: list[int] = runtime.processor.encode(request.prompt, request.tools).ids.tolist()
     return ids
 
 

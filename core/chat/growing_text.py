@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.text.detokenizer import unfinished_bytes
+from graftlm.core.text.processor import TextProcessor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class GrowingText:
         if len(self._ids):
             self._extend(tokenizer.encode_continuation(self._pending))
         elif self._pending:
-            self._ids = tokenizer.encode_prompt(self._pending)  # it knows the beginnings of the prompts before
+            self._ids = TextProcessor(tokenizer).encode(self._pending).ids  # reuses the ids of prefixes seen before
         else:
             self._extend(tokenizer.encode(""))
         self._pending = ""

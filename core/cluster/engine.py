@@ -117,13 +117,13 @@ class ReplicaEngine:
         """Queue requests. Those of one hand-over are sent in the order of their ids, so that equal prefixes meet."""
         new = []
         for submission in submissions:
-            assert submission.prompt_ids is not None
+            assert submission.prompt is not None
             sampling = submission.request.sampling
             if sampling.seed is None:
                 sampling = replace(sampling, seed=self._seeds.getrandbits(63))
-            ids = submission.prompt_ids
-            request = replace(submission.request, prompt=ids, tools=None, on_chunk=None, sampling=sampling)
-            new.append(Open(submission, request, ids))
+            prompt = submission.prompt
+            request = replace(submission.request, prompt=prompt, tools=None, on_chunk=None, sampling=sampling)
+            new.append(Open(submission, request, prompt.ids))
         self._open.update((one.submission.id, one) for one in new)
         self._queue.extend(sorted(new, key=lambda one: one.ids.tobytes()) if len(new) > 1 else new)
 

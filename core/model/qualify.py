@@ -20,6 +20,7 @@ from graftlm.core.errors import ModelError
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PagedRunner
 from graftlm.core.execution.step_plan import PlanRow, StepPlan
 from graftlm.core.kv.pages import Extent, coalesce
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
@@ -307,7 +308,7 @@ def _plan(sequences: list[list[int]], places: tuple[list[Extent], ...], pieces: 
     slots: list[int] = []
     for tokens, place, (first, last) in zip(sequences, places, pieces, strict=True):
         all_slots = [slot for extent in place for slot in range(extent.start, extent.stop)]
-        sequence = Sequence(Request(tokens), np.array(tokens, dtype=np.int32))
+        sequence = Sequence(Request(tokens), PromptInput(np.array(tokens, dtype=np.int32)))
         extents = tuple(Extent(s, s + 1) for s in all_slots[:last])
         rows.append(PlanRow(sequence, len(ids), last - first, first, tuple(coalesce(extents))))
         ids += tokens[first:last]

@@ -15,18 +15,18 @@ from graftlm.core.errors import ConfigError, GraftError, failure_of
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import numpy as np
-
     from graftlm.core.engine_protocol import Engine
     from graftlm.core.grammar.compile import Grammar
+    from graftlm.core.prompt_input import PromptInput
     from graftlm.core.request import Request
+    from graftlm.core.text.processor import Processor
     from graftlm.core.text.tokenizer import Tokenizer
 
 
 class Prepared(NamedTuple):
-    """The prompt ids and the grammar of a request; both None for an engine that takes a request as it was given."""
+    """The rendered prompt and the grammar of a request; both None for an engine that takes requests as given."""
 
-    prompt_ids: np.ndarray | None = None
+    prompt: PromptInput | None = None
     grammar: Future[Grammar] | None = None
 
 
@@ -66,6 +66,13 @@ class ModelSource:
             return self._tokenizer
 
     @cached_property
+    def processor(self) -> Processor:
+        """The renderer of prompts; loads the tokenizer."""
+        from graftlm.core.text.processor import TextProcessor
+
+        return TextProcessor(self.tokenizer)
+
+    @cached_property
     def max_model_len(self) -> int:
         """The context in tokens, from the model's configuration."""
         from graftlm.core.model.description import context_length
@@ -99,18 +106,18 @@ class ModelSource:
         if not self._takes_ids:
             return [Prepared() for _ in requests]
         try:
-            encoded = self.tokenizer.encode_prompts([(request.prompt, request.tools) for request in requests])
+            prompts = self.processor.encode_batch([(request.prompt, request.tools) for request in requests])
         except GraftError as error:  # there is no tokenizer
             return [error for _ in requests]
-        return [self._with_grammar(request, ids) for request, ids in zip(requests, encoded, strict=True)]
+        return [self._with_grammar(request, prompt) for request, prompt in zip(requests, prompts, strict=True)]
 
-    def _with_grammar(self, request: Request, ids: np.ndarray | GraftError) -> Prepared | GraftError:
-        if isinstance(ids, GraftError) or not request.sampling.constrained or not self._takes_constraints:
-            return ids if isinstance(ids, GraftError) else Prepared(ids)
+    def _with_grammar(self, request: Request, prompt: PromptInput | GraftError) -> Prepared | GraftError:
+        if isinstance(prompt, GraftError) or not request.sampling.constrained or not self._takes_constraints:
+            return prompt if isinstance(prompt, GraftError) else Prepared(prompt)
         from graftlm.core.constraint import compile_constraint
 
         try:
-            return Prepared(ids, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
+            return Prepared(prompt, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
         except BaseException as error:  # Rust code panics with one
             return failure_of(error)
 

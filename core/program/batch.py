@@ -185,7 +185,7 @@ class BatchGate:
                 self._changed.wait(_GATE_TIMEOUT_S)
                 if self._num_missing == seen and self._held:
                     break
-            return [request.prompt for call in self._held for request in call.requests]
+            return [request.prompt.ids for call in self._held for request in call.requests]
 
     def _arrive(self, run: Run) -> None:
         if id(run) not in self._arrived:

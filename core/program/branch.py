@@ -226,7 +226,7 @@ class Branch:
         on_chunk = self.run.on_chunk
         sampling = part.sampling(self.run.defaults)
         # a constraint begins at a whole character
-        request = Request(transcript.tokens(whole=sampling.constrained), sampling, stream=on_chunk is not None)
+        request = Request(transcript.prompt(whole=sampling.constrained), sampling, stream=on_chunk is not None)
         if on_chunk is not None:
             request.on_chunk = lambda chunk: on_chunk(replace(chunk, name=part.name))
 
@@ -241,7 +241,7 @@ class Branch:
         self._call([request], lambda futures: futures[0], on_done, part, variable)
 
     def _select(self, part: Select, variable: Variable | None, transcript: Transcript) -> None:
-        scoring = Scoring(self.run.backend.tokenizer, transcript.tokens(whole=True), part.choices, part.method)
+        scoring = Scoring(self.run.backend.tokenizer, transcript.prompt(whole=True), part.choices, part.method)
 
         def on_done(selection: Selection) -> None:
             self._count(selection.usage)

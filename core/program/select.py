@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 import numpy as np
 
 from graftlm.core.errors import ConfigError, RequestCancelled
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Completion, Request, Usage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from graftlm.core.text.processor import Processor
     from graftlm.core.text.tokenizer import Tokenizer
 
 Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized", "exact"]
@@ -32,6 +34,8 @@ class Scorer(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def processor(self) -> Processor: ...
     def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]: ...
 
 
@@ -73,7 +77,7 @@ def select(
 ) -> Selection:
     """Choose which of `choices` follows `prompt` (text, token ids or messages). Blocks until the answer is there."""
     choices = check_choices(choices, method)
-    return submit_select(runtime, runtime.tokenizer.encode_prompt(prompt), choices, method).result()
+    return submit_select(runtime, runtime.processor.encode(prompt), choices, method).result()
 
 
 def check_choices(choices: Sequence[str], method: str) -> tuple[str, ...]:
@@ -91,23 +95,19 @@ def check_choices(choices: Sequence[str], method: str) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def submit_select(
-    runtime: Scorer, prompt_ids: NDArray[np.int32], choices: Sequence[str], method: str
-) -> Future[Selection]:
+def submit_select(runtime: Scorer, prompt: PromptInput, choices: Sequence[str], method: str) -> Future[Selection]:
     """Score all choices after a prompt in one submission; returns at once."""
-    scoring = Scoring(runtime.tokenizer, prompt_ids, choices, method)
+    scoring = Scoring(runtime.tokenizer, prompt, choices, method)
     return gather(runtime.submit_many(scoring.requests), scoring.finish)
 
 
 class Scoring:
     """The scoring requests of one selection, and the selection made from their completions."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: NDArray[np.int32], choices: Sequence[str], method: str
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: PromptInput, choices: Sequence[str], method: str) -> None:
         self._choices = choices
         self._method = method
-        self._options = tokenize_choices(tokenizer, prompt_ids, choices)
+        self._options = tokenize_choices(tokenizer, prompt, choices)
         self._trie = ChoiceTrie(self._options.base, self._options.continuations)
         self._bare = self._options.unconditional(tokenizer) if method == "unconditional_likelihood_normalized" else None
         self.requests = self._trie.requests() + (self._bare.requests() if self._bare is not None else [])
@@ -132,14 +132,15 @@ class TokenizedChoices:
     num_prompt     for each choice, how many of these tokens belong to the prompt (0 or 1)
     """
 
-    base: NDArray[np.int32]
+    base: PromptInput
     continuations: tuple[tuple[int, ...], ...]
     num_prompt: tuple[int, ...]
 
     def unconditional(self, tokenizer: Tokenizer) -> ChoiceTrie:
         """The choices' own tokens without the prompt, after BOS where the tokenizer adds one."""
         bos = np.array([i for i in tokenizer.encode("") if i == tokenizer.bos_token_id], dtype=np.int32)
-        return ChoiceTrie(bos, tuple(c[n:] for c, n in zip(self.continuations, self.num_prompt, strict=True)))
+        own = tuple(ids[n:] for ids, n in zip(self.continuations, self.num_prompt, strict=True))
+        return ChoiceTrie(PromptInput(bos), own)
 
     def decide(
         self,
@@ -154,27 +155,28 @@ class TokenizedChoices:
         own = [row[n:] for row, n in zip(conditional, self.num_prompt, strict=True)]
         scores = decide(method, own, unconditional) if method != "exact" else totals
         index = max(range(len(scores)), key=lambda i: scores[i])
-        token_ids = np.concatenate([self.base, np.asarray(self.continuations[index], dtype=np.int32)])
+        token_ids = self.base.extended(self.continuations[index]).ids
         return Selection(
             choices[index], index, tuple(totals), _shares(totals), tuple(scores), token_ids=token_ids, usage=usage
         )
 
 
-def tokenize_choices(tokenizer: Tokenizer, prompt_ids: NDArray[np.int32], choices: Sequence[str]) -> TokenizedChoices:
+def tokenize_choices(tokenizer: Tokenizer, prompt: PromptInput, choices: Sequence[str]) -> TokenizedChoices:
     """Tokenise each choice together with the prompt's last token.
 
     "Grade: " + "A" usually tokenises as ":" and " A", not as ": " and "A". If any choice merges with the prompt's
     last token, all choices are scored from before that token, so that the same characters are compared.
     """
-    last = int(prompt_ids[-1])
-    tail = tokenizer.whole_text(last) if len(prompt_ids) > 1 else None
+    last = int(prompt.ids[-1])
+    tail = tokenizer.whole_text(last) if len(prompt) > 1 else None
     if tail is not None:
         joined = [_tokens_of(tokenizer, tail, choice) for choice in choices]
         if any(ids[0] != last for ids in joined):
-            return TokenizedChoices(prompt_ids[:-1], tuple(joined), tuple(int(ids[0] == last) for ids in joined))
-        return TokenizedChoices(prompt_ids, tuple(ids[1:] for ids in joined), (0,) * len(joined))
+            healed = prompt.without_last()
+            return TokenizedChoices(healed, tuple(joined), tuple(int(ids[0] == last) for ids in joined))
+        return TokenizedChoices(prompt, tuple(ids[1:] for ids in joined), (0,) * len(joined))
     alone = tuple(_tokens_of(tokenizer, "", choice) for choice in choices)
-    return TokenizedChoices(prompt_ids, alone, (0,) * len(alone))
+    return TokenizedChoices(prompt, alone, (0,) * len(alone))
 
 
 def _tokens_of(tokenizer: Tokenizer, tail: str, choice: str) -> tuple[int, ...]:
@@ -190,7 +192,7 @@ class ChoiceTrie:
     With an empty base the first token of a continuation has no context, and its log-probability counts as 0.
     """
 
-    def __init__(self, base: NDArray[np.int32], continuations: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, base: PromptInput, continuations: Sequence[tuple[int, ...]]) -> None:
         self._base = base
         self._continuations = continuations
         self._order = sorted(range(len(continuations)), key=lambda i: continuations[i])
@@ -208,8 +210,7 @@ class ChoiceTrie:
         for i in self._order:
             ids, first = self._continuations[i], self._first(i)
             if first < len(ids):
-                prompt = np.concatenate([self._base, np.asarray(ids[:first], dtype=np.int32)])
-                found.append(Request(prompt, score_ids=list(ids[first:])))
+                found.append(Request(self._base.extended(ids[:first]), score_ids=list(ids[first:])))
         return found
 
     def logprobs(self, completions: Sequence[Completion]) -> list[list[float]]:

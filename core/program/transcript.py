@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 from graftlm.core.chat.chat import Chat, chat_format
 from graftlm.core.chat.growing_text import GrowingText
 from graftlm.core.errors import ConfigError
+from graftlm.core.prompt_input import PromptInput
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from graftlm.core.program.select import Selection
     from graftlm.core.request import Completion
     from graftlm.core.text.tokenizer import Tokenizer
@@ -88,8 +86,8 @@ class Transcript:
             self._turn = None
         return len(self._text.text)
 
-    def tokens(self, *, whole: bool = False) -> NDArray[np.int32]:
-        """Return the prompt of a model call here, int32 [num_tokens]. Raises ConfigError where the model cannot write.
+    def prompt(self, *, whole: bool = False) -> PromptInput:
+        """Return the prompt of a model call here. Raises ConfigError where the model cannot write.
 
         whole  for text that is scored: ids of an unfinished character at the end are dropped
         """
@@ -102,15 +100,15 @@ class Transcript:
         ids = self._text.tokens(self._tokenizer, whole=whole)
         if not len(ids):
             raise ConfigError("the model was called before there was any text; append a prompt first")
-        return ids
+        return PromptInput(ids)
 
     def write_generated(self, completion: Completion) -> None:
-        """Append what the model generated after `tokens()`."""
+        """Append what the model generated after `prompt()`."""
         self._text.write_generated(self._tokenizer, completion.text, completion.token_ids)
         self._write_turn(completion.text)
 
     def write_selected(self, selection: Selection) -> None:
-        """Append a choice that was scored after `tokens()`."""
+        """Append a choice that was scored after `prompt()`."""
         self._text.write_scored(selection.choice, selection.token_ids)
         self._write_turn(selection.choice)
 

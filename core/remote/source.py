@@ -15,6 +15,7 @@ from graftlm.core.remote.transport import loop
 if TYPE_CHECKING:
     from graftlm.core.engine_protocol import Engine
     from graftlm.core.request import Request
+    from graftlm.core.text.processor import Processor
     from graftlm.core.text.tokenizer import Tokenizer
 
 
@@ -38,6 +39,13 @@ class EndpointSource:
                 "give tokenizer= for what needs tokens"
             )
         return self.endpoint.tokenizer
+
+    @property
+    def processor(self) -> Processor:
+        """The renderer of prompts into the tokens of the given tokenizer."""
+        from graftlm.core.text.processor import TextProcessor
+
+        return TextProcessor(self.tokenizer)
 
     @property
     def max_model_len(self) -> int:

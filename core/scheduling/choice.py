@@ -7,8 +7,6 @@ import random
 from collections.abc import Sequence as Seq
 from typing import Protocol, cast
 
-import numpy as np
-
 from graftlm.core.request import Request
 from graftlm.core.sampling.sampler import Sampled
 from graftlm.core.sequence import Progress, Sequence
@@ -79,10 +77,9 @@ class Choice:
 
     def _score(self, option: list[int]) -> Sequence:
         parent = self.sequence
-        ids = np.concatenate([parent.ids, np.asarray(option[:-1], np.int32)])
         return Sequence(
             Request([], score_ids=option, namespace=parent.request.namespace),
-            ids,
+            parent.prompt.extended([*parent.output_ids, *option[:-1]]),
             index=parent.index,
             choice=self,
             arrived_s=parent.arrived_s,

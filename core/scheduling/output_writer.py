@@ -95,7 +95,7 @@ class OutputWriter:
         matcher = parent.output.matcher
         child = Sequence(
             parent.request,
-            parent.prompt_ids,
+            parent.prompt,
             index=index,
             arrived_s=parent.arrived_s,
             tokens=parent.tokens[:],

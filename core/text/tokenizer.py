@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import marshal
 import os
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -142,72 +140,33 @@ class Tokenizer:
     def _batch_encoder(self) -> BatchEncoder:
         return BatchEncoder(self)
 
-    def encode_prompt(self, prompt: Any, tools: list[dict[str, Any]] | None = None) -> NDArray[np.int32]:
-        """Turn a prompt into its ids, int32 [num_tokens].
+    def encode_texts(self, texts: list[str]) -> list[NDArray[np.int32] | GraftError]:
+        """Encode whole prompts in one batch: each as is, after one BOS if the tokenizer puts one by default.
 
-        prompt  text taken as is, token ids (a list or an array), or messages, rendered with the chat template.
-        Raises ConfigError if it is empty, of another kind, or holds a lone surrogate.
+        The ids are those of each whole text, whatever prefix it shares with others. A text that cannot be encoded
+        gives its error instead: one that is empty, has a lone surrogate, or that the tokenizer refuses.
         """
-        (ids,) = self.encode_prompts([(prompt, tools)])
-        if isinstance(ids, GraftError):
-            raise ids
-        return ids
-
-    def encode_prompts(
-        self, prompts: Sequence[tuple[Any, list[dict[str, Any]] | None]]
-    ) -> list[NDArray[np.int32] | GraftError]:
-        """Turn prompts, each with its tools, into ids: all texts among them in one batch.
-
-        The ids are those of each whole prompt, however much of it others share. An error is its prompt's own.
-        """
-        results: list[Any] = []
-        texts: dict[int, str] = {}
-        for i, (prompt, tools) in enumerate(prompts):
-            try:
-                results.append(self._text_or_ids(prompt, tools))
-            except Exception as error:
-                results.append(failure_of(error))
-            if isinstance(results[i], str):
-                texts[i] = results[i]
         bos = self._default_bos
-        for i, ids in zip(texts, self._encode_each(list(texts.values())), strict=True):
+        results: list[NDArray[np.int32] | GraftError] = []
+        for ids in self._encode_each(texts):
             if isinstance(ids, GraftError):
-                results[i] = ids
+                results.append(ids)
                 continue
             if bos is not None and (not len(ids) or ids[0] != bos):
                 ids = np.concatenate([np.array([bos], dtype=np.int32), ids])
-            results[i] = ids if len(ids) else ConfigError("the prompt is empty; give at least one token")
+            results.append(ids if len(ids) else ConfigError("the prompt is empty; give at least one token"))
         return results
 
     def _encode_each(self, texts: list[str]) -> Sequence[NDArray[np.int32] | GraftError]:
-        """The ids of each text, or what the tokenizer raised at it."""
+        """Return the ids of each text, or the error that the tokenizer raised for it."""
         try:
+            for text in texts:
+                _check_writable(text)
             return self._batch_encoder.encode(texts)
         except Exception as error:
             if len(texts) == 1:
                 return [failure_of(error)]
             return [self._encode_each([text])[0] for text in texts]
-
-    def _text_or_ids(self, prompt: Any, tools: list[dict[str, Any]] | None) -> str | NDArray[np.int32]:
-        """The text of a prompt, rendered if it is messages, or the ids that it gives."""
-        if isinstance(prompt, str):
-            if not prompt:
-                raise ConfigError("the prompt is empty; give at least one token")
-            _check_writable(prompt)
-            return prompt
-        if isinstance(prompt, Message | Mapping):
-            prompt = [prompt]
-        if not isinstance(prompt, Sequence | np.ndarray):
-            raise ConfigError(
-                f"the prompt is a {type(prompt).__name__}; give text, a list of token ids or a list of messages"
-            )
-        if len(prompt) == 0:
-            raise ConfigError("the prompt is empty; give at least one token or message")
-        if isinstance(prompt[0], Message | Mapping):
-            text = self.render(prompt, tools)
-            _check_writable(text)
-            return text
-        return _checked_ids(prompt)
 
     def render(
         self,
@@ -304,26 +263,6 @@ class Tokenizer:
         return frozenset([*self.hf.all_special_ids, *added])
 
 
-_LARGEST_ID = np.iinfo(np.int32).max
-_MARSHALLED = np.dtype([("kind", "u1"), ("value", "<i4")])
-
-
-def _packed(ids: list[Any]) -> NDArray[Any]:
-    """The same as numpy makes of a list, in a quarter of the time where it holds integers of 32 bits alone.
-
-    marshal writes such an integer as "i" and four bytes, behind five of the list's own. So where every fifth byte is
-    an "i", from the first item to the last, there is nothing else in the list.
-    """
-    try:
-        written = marshal.dumps(ids, 0)
-    except ValueError:  # it holds what marshal cannot write
-        return np.asarray(ids)
-    if len(written) != _MARSHALLED.itemsize * (1 + len(ids)):
-        return np.asarray(ids)
-    items = np.frombuffer(written, _MARSHALLED)[1:]
-    return items["value"] if (items["kind"] == ord("i")).all() else np.asarray(ids)
-
-
 def _check_writable(text: str) -> None:
     try:
         text.encode()
@@ -332,24 +271,6 @@ def _check_writable(text: str) -> None:
             f"the text holds a lone surrogate ({text[error.start]!r}, character {error.start:,}), which UTF-8 cannot "
             "write; read it with errors='replace', or remove it"
         ) from error
-
-
-def _checked_ids(ids: Any) -> NDArray[np.int32]:
-    if isinstance(ids, bytes | bytearray | memoryview):
-        raise ConfigError("the prompt is bytes; decode it to text, or give token ids or messages")
-    try:
-        checked = _packed(ids) if type(ids) is list and type(ids[0]) is int else np.asarray(ids)
-    except ValueError:  # lists among the ids
-        checked = np.empty(0, object)
-    if checked.ndim != 1 or checked.dtype.kind not in "iu":
-        other = next((one for one in ids if not isinstance(one, int | np.integer)), ids[0])
-        raise ConfigError(f"the prompt's list holds {reprlib.repr(other)}; give token ids (integers) or messages")
-    # One look at each id: NumPy gives the GIL away for it, and other threads may take it.
-    unsigned = checked.view(np.uint32) if checked.dtype == np.int32 else checked
-    if unsigned.max() > _LARGEST_ID or (unsigned is checked and checked.min() < 0):
-        wrong = checked.min() if checked.min() < 0 else checked.max()
-        raise ConfigError(f"the prompt holds token id {wrong}; ids are 0 or more, and at most {_LARGEST_ID:,}")
-    return checked.astype(np.int32)
 
 
 def _without_space(component: Any) -> Any:

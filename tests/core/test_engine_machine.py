@@ -22,6 +22,7 @@ from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
 from graftlm.core.errors import GraftError, RequestCancelled, RequestTimeout, RequestTooLong
 from graftlm.core.execution.step_plan import StepPlan, slots_of
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.faults import InjectedExit, InjectedFault, failing
@@ -163,8 +164,8 @@ class EngineMachine(RuleBasedStateMachine):
         params = {key: options.pop(key) for key in ("max_tokens", "n", "timeout") if key in options}
         sampling = SamplingParams(temperature=0, ignore_eos=True, **params)
         request = Request(list(prompt), sampling, **options)
-        ids = np.array(prompt, dtype=np.int32)
-        submission = Submission(request, listener, ids, grammar, arrived_s=self.now_s)
+        given = PromptInput(np.array(prompt, dtype=np.int32))
+        submission = Submission(request, listener, given, grammar, arrived_s=self.now_s)
         self.engine.add([submission])
         self.listeners[submission.id] = request, listener
         return submission.id

@@ -17,6 +17,7 @@ from graftlm.core import engine as engine_module
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.errors import EngineError, GrammarError, RequestCancelled
 from graftlm.core.execution.step_plan import StepPlan
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
@@ -222,7 +223,7 @@ def test_a_grammar_that_turns_out_bad_while_a_step_is_made_ends_its_own_request_
             good, _ = queue(rt, engine, random_prompt(9), **GREEDY)
             failed = Listener()
             request = Request(random_prompt(8, seed=5), SamplingParams(**GREEDY))
-            engine.add([Submission(request, failed, np.array(request.prompt, np.int32), bad)])
+            engine.add([Submission(request, failed, PromptInput(np.array(request.prompt, np.int32)), bad)])
             while not engine.idle:
                 engine.step()
             engine.check_integrity()

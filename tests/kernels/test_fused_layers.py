@@ -18,6 +18,7 @@ from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import batch_dependence
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels import linear_dispatch
@@ -243,7 +244,7 @@ def prefill_plan(prompts: list[list[int]]) -> StepPlan:
     num_tokens = ends[-1]
     return StepPlan(
         rows=tuple(
-            PlanRow(Sequence(Request(p), np.array(p, np.int32)), start, len(p), 0, (Extent(start, end),))
+            PlanRow(Sequence(Request(p), PromptInput(np.array(p, np.int32))), start, len(p), 0, (Extent(start, end),))
             for p, start, end in zip(prompts, starts, ends, strict=True)
         ),
         input_ids=torch.tensor([token for p in prompts for token in p]),

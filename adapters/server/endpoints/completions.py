@@ -54,7 +54,7 @@ class CompletionBody(Body):
         sampling = self.sampling(max(limit, 1), logprobs=self.logprobs, **self.constraint())
         calls = []
         for prompt in self.prompts:
-            ids = runtime.tokenizer.encode_prompt(prompt).tolist() if self.needs_ids else None
+            ids = runtime.processor.encode(prompt).ids.tolist() if self.needs_ids else None
             echoed = prompt if isinstance(prompt, str) else runtime.tokenizer.decode(prompt) if self.echo else ""
             call = Call(echoed if self.echo else "", ids)
             if limit:

@@ -16,7 +16,7 @@ from graftlm.core.errors import ConfigError, GraftError
 
 if TYPE_CHECKING:
     from graftlm.adapters.server.app import Server
-    from graftlm.core.text.tokenizer import Tokenizer
+    from graftlm.core.runtime import Runtime
 
 
 class TokenizeBody(BaseModel):
@@ -32,13 +32,16 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
-    def ids(self, tokenizer: Tokenizer) -> list[int]:
+    def ids(self, runtime: Runtime) -> list[int]:
         if (self.prompt is None) == (self.messages is None):
             raise ConfigError("prompt and messages: give exactly one of them")
         if self.prompt is not None:
-            return tokenizer.encode(self.prompt) if self.add_special_tokens else tokenizer.encode_one(self.prompt)
-        text = tokenizer.render(self.messages or [], self.tools, add_generation_prompt=self.add_generation_prompt)
-        ids: list[int] = tokenizer.encode_prompt(text).tolist()
+            encode = runtime.tokenizer.encode if self.add_special_tokens else runtime.tokenizer.encode_one
+            return encode(self.prompt)
+        encoded = runtime.processor.encode(
+            self.messages or [], self.tools, add_generation_prompt=self.add_generation_prompt
+        )
+        ids: list[int] = encoded.ids.tolist()
         return ids
 
 
@@ -63,7 +66,7 @@ def token_routes(server: Server) -> list[Route]:
         body = await server.read(http, TokenizeBody)
         tokenizer = server.runtime.tokenizer
         try:
-            ids = await asyncio.to_thread(body.ids, tokenizer)
+            ids = await asyncio.to_thread(body.ids, server.runtime)
         except GraftError as error:
             raise api_error(error, frozenset(TokenizeBody.model_fields)) from error
         texts = [token_text(tokenizer, i) for i in ids] if body.return_token_strs else None

@@ -13,6 +13,7 @@ from typing import Any
 
 from graftlm.core.chat.messages import ImagePart, Message, TextPart, chat_dict, to_messages
 from graftlm.core.errors import ConfigError
+from graftlm.core.prompt_input import PromptInput
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class RemotePrompt:
             if not prompt:
                 raise ConfigError("the prompt is empty; give some text")
             return cls(text=prompt)
+        if isinstance(prompt, PromptInput):
+            if prompt.spans:
+                raise ConfigError("the prompt has spans of other values than text, which no endpoint takes")
+            prompt = prompt.ids
         if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
             raise ConfigError(f"prompt is a {type(prompt).__name__}; give text, token ids or a list of messages")
         if len(prompt) and not isinstance(prompt[0], Mapping | Message):

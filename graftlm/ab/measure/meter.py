@@ -245,8 +245,8 @@ class Meter:
             return call, partial(self._ended_ahead, call)
         call = self._begin(request.prompt)
         if self._is_watched:
-            (ids,) = runtime.tokenizer.encode_prompts([(request.prompt, request.tools)])
-            call.prompt_ids = [] if isinstance(ids, Exception) else [int(i) for i in ids]
+            (prompt,) = runtime.processor.encode_batch([(request.prompt, request.tools)])
+            call.prompt_ids = [] if isinstance(prompt, Exception) else prompt.ids.tolist()
         return call, partial(self._answered, runtime, call)
 
     def _ended_ahead(self, call: Call, done: Completion | None, error: BaseException | None) -> None:

@@ -167,7 +167,7 @@ def test_a_choice_is_the_likeliest_option_as_a_whole(runtime: Runtime, lm: Graft
 
     answer = dspy.Predict(Sort)(ticket="x", config={"temperature": 0.0})
     messages = GraftAdapter().format(Sort, [], {"ticket": "x"})
-    ids = runtime.tokenizer.encode_prompt(messages).tolist()
+    ids = runtime.processor.encode(messages).ids.tolist()
     ids += runtime.tokenizer.encode_continuation("[[ ## label ## ]]\n")
     likelihoods = {label: sum(runtime.score(ids, label + "\n\n").logprobs) for label in ("bug", "feature", "question")}
     assert answer.label == max(likelihoods, key=likelihoods.__getitem__)
@@ -304,7 +304,7 @@ def test_an_evaluation_fills_the_batch_and_computes_shared_prefixes_once(runtime
         dspy.Evaluate(devset=examples, metric=lambda e, p: e.label == p.label, num_threads=16)(program)
     stats = runtime.stats()
     prompts = [GraftAdapter().format(Short, program.demos, {"ticket": e.ticket}) for e in examples]
-    unique = num_unique_prefix_tokens([runtime.tokenizer.encode_prompt(p) for p in prompts])
+    unique = num_unique_prefix_tokens([runtime.processor.encode(p).ids for p in prompts])
     assert stats.largest_batch >= 12
     assert stats.computed_tokens <= 1.05 * unique
 

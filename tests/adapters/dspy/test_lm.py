@@ -49,7 +49,7 @@ def request(lm: GraftLM, text: str = "hello", **config: Any) -> lm15.Request:
 
 
 def test_an_answer_is_what_generate_gives_for_the_same_rendered_chat(runtime: Runtime, lm: GraftLM) -> None:
-    prompt = runtime.tokenizer.encode_prompt([{"role": "user", "content": "hello"}])
+    prompt = runtime.processor.encode([{"role": "user", "content": "hello"}]).ids
     expected = greedy_reference(runtime.model, prompt.tolist(), 12)
     assert lm("hello") == [runtime.generate(prompt.tolist(), max_tokens=12, temperature=0.0).text]
     assert runtime.generate(prompt.tolist(), max_tokens=12, temperature=0.0, ignore_eos=True).token_ids == expected

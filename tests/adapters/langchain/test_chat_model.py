@@ -165,7 +165,7 @@ def test_logprobs_equal_those_of_the_model_itself(llm: ChatGraftLM) -> None:
     content = answer.response_metadata["logprobs"]["content"]
     assert [len(item["top_logprobs"]) for item in content] == [3] * 4
     completion = llm.runtime_for().generate([{"role": "user", "content": "hello"}], temperature=0, max_tokens=4)
-    prompt = llm.runtime_for().tokenizer.encode_prompt([{"role": "user", "content": "hello"}])
+    prompt = llm.runtime_for().processor.encode([{"role": "user", "content": "hello"}]).ids
     with torch.inference_mode():
         logits = llm.runtime_for().model(torch.tensor([[*prompt.tolist(), *completion.token_ids]])).logits[0]
     expected = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)[range(4), completion.token_ids].sum()

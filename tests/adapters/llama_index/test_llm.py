@@ -223,7 +223,8 @@ async def test_cancelling_an_async_stream_frees_what_it_held(llm: GraftLLM) -> N
 def prompt_of(llm: GraftLLM, text: str, formatted: bool = False) -> str:
     request = llm._text_request(text, formatted, {})
     tokenizer = llm.runtime_for().tokenizer
-    return tokenizer.decode(tokenizer.encode_prompt(request.prompt).tolist(), skip_special=False)
+    encoded = llm.runtime_for().processor.encode(request.prompt)
+    return tokenizer.decode(encoded.ids, skip_special=False)
 
 
 def test_a_completion_is_one_message_of_the_user_unless_it_is_formatted(llm: GraftLLM) -> None:

@@ -11,8 +11,10 @@ import torch
 
 from graftlm.core.errors import ConfigError, EngineError
 from graftlm.core.program.select import METHODS, ChoiceTrie, check_choices, decide, submit_select, tokenize_choices
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
+from graftlm.core.text.processor import TextProcessor
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import BOS, byte_tokenizer, tiny_model
 
@@ -47,6 +49,7 @@ class Recorder:
 
     def __init__(self, tokenizer: Tokenizer, error: Exception | None = None) -> None:
         self.tokenizer = tokenizer
+        self.processor = TextProcessor(tokenizer)
         self.error = error
         self.requests: list[Request] = []
 
@@ -67,9 +70,9 @@ class Recorder:
 
 def test_each_token_of_the_trie_is_scored_once() -> None:
     recorder = Recorder(Tokenizer(byte_tokenizer()))
-    trie = ChoiceTrie(np.array([9]), [(1, 2, 3), (1, 2), (1, 4), (5,)])
+    trie = ChoiceTrie(PromptInput(np.array([9], np.int32)), [(1, 2, 3), (1, 2), (1, 4), (5,)])
     requests = trie.requests()
-    assert [(r.prompt.tolist(), r.score_ids) for r in requests] == [
+    assert [(r.prompt.ids.tolist(), r.score_ids) for r in requests] == [
         ([9], [1, 2]),
         ([9, 1, 2], [3]),
         ([9, 1], [4]),
@@ -81,33 +84,33 @@ def test_each_token_of_the_trie_is_scored_once() -> None:
 
 def test_with_nothing_before_them_first_tokens_count_as_zero() -> None:
     recorder = Recorder(Tokenizer(byte_tokenizer()))
-    trie = ChoiceTrie(np.zeros(0, dtype=np.int32), [(1, 2), (3,), (1, 4)])
+    trie = ChoiceTrie(PromptInput(np.zeros(0, dtype=np.int32)), [(1, 2), (3,), (1, 4)])
     answers = [future.result() for future in recorder.submit_many(trie.requests())]
-    assert [r.prompt.tolist() for r in recorder.requests] == [[1], [1]]
+    assert [r.prompt.ids.tolist() for r in recorder.requests] == [[1], [1]]
     assert trie.logprobs(answers) == [[0.0, -2.0], [0.0], [0.0, -4.0]]
 
 
 def test_choices_are_cut_as_in_one_text_with_the_end_of_the_prompt() -> None:
     tokenizer = Tokenizer(byte_tokenizer(merges=MERGES))
-    prompt = np.array(tokenizer.encode("Grade: "))
+    prompt = PromptInput(np.array(tokenizer.encode("Grade: "), np.int32))
     options = tokenize_choices(tokenizer, prompt, ["A", "B"])
-    assert options.base.tolist() == tokenizer.encode("Grade:")
+    assert options.base.ids.tolist() == tokenizer.encode("Grade:")
     assert [tokenizer.decode(ids) for ids in options.continuations] == [" A", " B"]
     assert options.num_prompt == (0, 1)  # the space before B is a token of the prompt's own
 
 
 def test_choices_that_fit_the_prompt_follow_it_as_it_is() -> None:
     tokenizer = Tokenizer(byte_tokenizer(merges=MERGES))
-    prompt = np.array(tokenizer.encode("Grade:"))
+    prompt = PromptInput(np.array(tokenizer.encode("Grade:"), np.int32))
     options = tokenize_choices(tokenizer, prompt, [" A", " B"])
-    assert options.base.tolist() == prompt.tolist() and options.num_prompt == (0, 0)
+    assert options.base.ids.tolist() == prompt.ids.tolist() and options.num_prompt == (0, 0)
     assert [len(ids) for ids in options.continuations] == [1, 2]
 
 
 def test_a_special_token_is_never_cut_anew() -> None:
     tokenizer = Tokenizer(byte_tokenizer())
-    options = tokenize_choices(tokenizer, np.array([BOS]), ["A"])
-    assert options.base.tolist() == [BOS] and options.continuations == ((65,),)
+    options = tokenize_choices(tokenizer, PromptInput(np.array([BOS], np.int32)), ["A"])
+    assert options.base.ids.tolist() == [BOS] and options.continuations == ((65,),)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_bad_choices_are_refused(choices: Any, method: str, reason: str) -> None
 def test_the_first_error_is_the_selections_error() -> None:
     recorder = Recorder(Tokenizer(byte_tokenizer()), EngineError("no"))
     with pytest.raises(EngineError, match="no"):
-        submit_select(recorder, np.array([65]), ["a", "b"], "exact").result()
+        submit_select(recorder, PromptInput(np.array([65], np.int32)), ["a", "b"], "exact").result()
 
 
 @pytest.fixture(scope="module")

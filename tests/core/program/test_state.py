@@ -65,7 +65,7 @@ def test_each_prompt_continues_the_tokens_of_the_one_before() -> None:
         s += "b" + gl.gen() + "!c" + gl.gen()
 
     run(program, backend).wait()
-    first, second = (request.prompt for request in backend.requests)
+    first, second = (request.prompt.ids for request in backend.requests)
     ab = backend.tokenizer.encode("ab")[0]
     assert first.tolist() == [ord("x"), ab]  # texts in a row are cut into tokens together
     assert second[: len(first)].tolist() == first.tolist()
@@ -261,7 +261,7 @@ def test_a_fork_keeps_tokens_but_for_the_last_which_may_join_what_follows() -> N
         branch += "A" + gl.gen()
 
     run(program, backend).wait()
-    assert backend.requests[0].prompt.tolist() == backend.tokenizer.encode("x A")
+    assert backend.requests[0].prompt.ids.tolist() == backend.tokenizer.encode("x A")
 
 
 def test_forking_before_any_text_works() -> None:
@@ -455,6 +455,6 @@ def test_token_ids_never_change_once_they_were_part_of_a_prompt() -> None:
             s += "\n a" + gl.gen()
 
     run(program, backend).wait()
-    prompts = [request.prompt for request in backend.requests]
+    prompts = [request.prompt.ids for request in backend.requests]
     for earlier, later in zip(prompts, prompts[1:], strict=False):
         assert np.array_equal(later[: len(earlier)], earlier)

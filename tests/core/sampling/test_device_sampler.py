@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import EngineError
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sampling.device_sampler import DeviceSampler
 from graftlm.core.sampling.sampler import Sampler, SampleRow
@@ -34,7 +35,7 @@ KINDS: list[dict[str, Any]] = [
 def sequence_of(seed: int, *, ahead: int = 0, output: int = 0, **sampling: Any) -> Sequence:
     tokens = array("i", [0] * (1 + output))
     sequence = Sequence(
-        Request([0], SamplingParams(**sampling)), np.array([0]), tokens=tokens, bounds=Bounds(seed=seed)
+        Request([0], SamplingParams(**sampling)), PromptInput(np.array([0])), tokens=tokens, bounds=Bounds(seed=seed)
     )
     sequence.progress.num_in_flight = ahead
     return sequence

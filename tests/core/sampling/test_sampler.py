@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, EngineError
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sampling.sampler import Sampled, Sampler, SampleRow, score_logprobs, unpack_masks
 from graftlm.core.sequence import Bounds, Sequence
@@ -32,7 +33,9 @@ def row(
 ) -> SampleRow:
     request = Request([0], SamplingParams(**sampling))
     tokens = array("i", [0, *(output or [])])
-    return SampleRow(Sequence(request, np.array([0]), index=index, tokens=tokens, bounds=Bounds(seed=seed)), mask, n)
+    return SampleRow(
+        Sequence(request, PromptInput(np.array([0])), index=index, tokens=tokens, bounds=Bounds(seed=seed)), mask, n
+    )
 
 
 def packed(ids: list[int], vocab_size: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from graftlm.core.execution.step_plan import ScheduledRow
 from graftlm.core.kv.pages import coalesce
 from graftlm.core.kv.prefix_cache import PIECE, PrefixCache
 from graftlm.core.metrics import Counters
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request, Submission
 from graftlm.core.scheduling.scheduler import Scheduler
 from graftlm.core.sequence import Bounds, Sequence, SequenceGroup
@@ -35,7 +36,7 @@ class Bench:
 
     def add(self, *tokens: int, max_tokens: int = 4, stream: bool = False) -> Sequence:
         request = Request(list(tokens), SamplingParams(max_tokens=max_tokens), stream=stream)
-        submission = Submission(request, StreamListener(), np.array(tokens, np.int32))
+        submission = Submission(request, StreamListener(), PromptInput(np.array(tokens, np.int32)))
         (sequence,) = SequenceGroup.of(submission).sequences
         sequence.arrived_s, sequence.bounds = self.now, Bounds(max_tokens)
         self.scheduler.add([sequence])
@@ -265,7 +266,7 @@ def test_waiting_sequences_stay_in_order_of_arrival_however_they_come_to_wait() 
     bench.scheduler._retract(early)
     bench.scheduler.resume(held, 0)  # used to go first, and insort then took the list for sorted
     assert bench.scheduler.waiting == [early, held, late]
-    sibling = Sequence(early.request, early.prompt_ids, index=1, arrived_s=early.arrived_s, bounds=early.bounds)
+    sibling = Sequence(early.request, early.prompt, index=1, arrived_s=early.arrived_s, bounds=early.bounds)
     bench.scheduler.add([sibling])
     assert bench.scheduler.waiting == [early, sibling, held, late]
     bench.run()

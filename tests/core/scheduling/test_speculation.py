@@ -15,6 +15,7 @@ from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.execution.step_plan import ScheduledRow
 from graftlm.core.metrics import Stats
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.scheduling.speculation import AcceptanceRate, Drafter
@@ -228,7 +229,7 @@ def test_a_request_that_is_cancelled_among_its_drafts_gets_no_further_token() ->
         def run(engine: Any) -> Collected:
             request = Request(prompt, SamplingParams(**GREEDY), stream=True)
             listener = Collected(4, lambda: engine.cancel(submission.id))
-            submission = Submission(request, listener, np.array(prompt, np.int32))
+            submission = Submission(request, listener, PromptInput(np.array(prompt, np.int32)))
             engine.add([submission])
             while not engine.idle:
                 engine.step()

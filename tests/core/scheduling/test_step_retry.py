@@ -13,6 +13,7 @@ import pytest
 from graftlm.core import engine as core_engine
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.errors import EngineError
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Request
 from graftlm.core.runtime import Runtime
 from graftlm.core.scheduling.step_retry import StepRetry
@@ -229,7 +230,7 @@ def test_scores_are_not_counted_twice_when_a_prompt_is_retracted_halfway() -> No
 
 
 def sequences(num: int) -> list[Sequence]:
-    return [Sequence(request(i), np.arange(5)) for i in range(num)]
+    return [Sequence(request(i), PromptInput(np.arange(5))) for i in range(num)]
 
 
 def test_a_failed_part_is_cut_again_before_the_parts_behind_it() -> None:

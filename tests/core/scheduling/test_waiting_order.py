@@ -4,6 +4,7 @@ import numpy as np
 
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.kv.prefix_cache import PrefixCache
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.scheduling.waiting_order import WaitingOrder
 from graftlm.core.sequence import Bounds, Sequence
@@ -16,7 +17,7 @@ def waits(prompt: int, answer: int, arrived_s: float = 0.0, *, first: int = 0) -
     own = np.random.default_rng(prompt * 1000 + answer).integers(1, 1 << 20, prompt - 1)
     ids = np.array([first, *own], np.int32)
     request = Request([], SamplingParams(max_tokens=answer))
-    return Sequence(request, ids, arrived_s=arrived_s, bounds=Bounds(answer))
+    return Sequence(request, PromptInput(ids), arrived_s=arrived_s, bounds=Bounds(answer))
 
 
 def order(*sequences: Sequence, now: float = 0.0, policy: str = "lpm", running: tuple[Sequence, ...] = ()) -> list[int]:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from transformers import ByT5Tokenizer
 
-from graftlm.core.errors import ConfigError
 from graftlm.core.text.batch_encoder import BatchEncoder, Block, BlockCache
 from graftlm.core.text.safe_cuts import read_safe_cuts
 from graftlm.core.text.tokenizer import Tokenizer
@@ -166,23 +165,16 @@ def test_a_tokenizer_that_its_owner_made_truncate_is_asked_text_by_text() -> Non
     tokenizer = Tokenizer.from_hf(hf)
     expected = whole(tokenizer, CORPUS[0])
     hf(CORPUS[0], truncation=True, max_length=3)
-    assert tokenizer.encode_prompt(CORPUS[0]).tolist() == expected
+    assert tokenizer.encode_texts([CORPUS[0]])[0].tolist() == expected
 
 
 def test_a_tokenizer_without_a_fast_core_is_asked_text_by_text_and_says_so_once() -> None:
     tokenizer = Tokenizer.from_hf(ByT5Tokenizer())
     with pytest.warns(UserWarning, match="one by one, more slowly: ByT5Tokenizer") as said:
-        results = tokenizer.encode_prompts([("first", None), ("second", None)])
-        results += tokenizer.encode_prompts([("first", None)])
+        results = tokenizer.encode_texts(["first", "second"])
+        results += tokenizer.encode_texts(["first"])
     assert [np.asarray(ids).tolist() for ids in results] == [whole(tokenizer, t) for t in ("first", "second", "first")]
     assert len(said) == 1
-
-
-def test_each_prompt_of_a_batch_has_its_own_error() -> None:
-    tokenizer = Tokenizer.from_hf(tokenizer_kind("gpt2"))
-    results = tokenizer.encode_prompts([("fine", None), ("", None), ("a\ud800b", None), ([1, 2], None), (3.5, None)])
-    assert [type(r) is ConfigError for r in results] == [False, True, True, False, True]
-    assert "lone surrogate" in str(results[2])
 
 
 def test_threads_share_one_cache() -> None:
@@ -193,7 +185,7 @@ def test_threads_share_one_cache() -> None:
 
     def work(part: int) -> None:
         for i in range(part, len(texts), 4):
-            found[i] = tokenizer.encode_prompt(texts[i]).tolist()
+            found[i] = tokenizer.encode_texts([texts[i]])[0].tolist()
 
     threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
     for thread in threads:

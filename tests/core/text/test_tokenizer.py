@@ -3,13 +3,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from graftlm.core.chat.messages import Message
-from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.errors import ModelError
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import BOS, IM_END, byte_tokenizer
 from tests.toy_tokenizers import metaspace_tokenizer, sentencepiece_tokenizer
@@ -34,15 +32,6 @@ def test_counted_ids_are_those_of_the_text_on_its_own_whatever_was_cut_before(to
     assert tokenizer.ids_alone(text) == expected
 
 
-def test_messages_are_rendered_once_with_one_bos() -> None:
-    tokenizer = Tokenizer.from_hf(byte_tokenizer(add_bos=True))
-    ids = tokenizer.encode_prompt([{"role": "user", "content": "hi"}])
-    assert ids.dtype == np.int32 and ids.tolist().count(BOS) == 1
-    assert tokenizer.decode(ids, skip_special=False) == (
-        "<|bos|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 def test_a_final_message_can_be_continued() -> None:
     text = BYTES.render([Message("user", "2+2?"), Message("assistant", "It is")], continue_final_message=True)
     assert text.endswith("assistant\nIt is")
@@ -50,50 +39,6 @@ def test_a_final_message_can_be_continued() -> None:
 
 def test_tools_reach_the_template() -> None:
     assert '"name": "add"' in BYTES.render([Message("user", "x")], tools=[{"name": "add"}])
-
-
-@pytest.mark.parametrize("prompt", ["", [], np.zeros(0, dtype=np.int32)], ids=["text", "list", "array"])
-def test_an_empty_prompt_is_refused(prompt: object) -> None:
-    with pytest.raises(ConfigError, match="the prompt is empty"):
-        BYTES.encode_prompt(prompt)
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [[1, -2], [1.5], 7, ["a"], [1, 2**32 + 1], [1, 2**70]],
-    ids=["negative", "fraction", "number", "texts", "wide", "wider"],
-)
-def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
-    with pytest.raises(ConfigError):
-        BYTES.encode_prompt(prompt)
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [[0, 105, 2**31 - 1], [1, True, 3], [1, np.int64(2), 3], (1, 2, 3), np.array([4, 5], np.uint16), [7]],
-    ids=["integers", "a bool", "a number of numpy", "a tuple", "an array", "one"],
-)
-def test_token_ids_are_taken_as_they_are(prompt: Any) -> None:
-    ids = BYTES.encode_prompt(prompt)
-    assert (ids.dtype, ids.tolist()) == (np.int32, [int(i) for i in prompt])
-
-
-@pytest.mark.parametrize("other", [None, 2.5, "iiii", b"iiii", [1], (1,), {}])
-def test_a_list_that_begins_with_a_token_id_and_goes_on_with_something_else_is_refused(other: object) -> None:
-    with pytest.raises(ConfigError, match="list holds"):
-        BYTES.encode_prompt([105, other, 105])
-
-
-def test_messages_without_a_chat_template_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no chat template"):
-        SENTENCEPIECE.encode_prompt([{"role": "user", "content": "hi"}])
-
-
-def test_what_a_template_refuses_names_the_roles() -> None:
-    hf = byte_tokenizer()
-    hf.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(ConfigError, match=r"roles: system.*no system role"):
-        Tokenizer.from_hf(hf).encode_prompt([{"role": "system", "content": "hi"}])
 
 
 def test_eos_ids_are_those_of_the_tokenizer_and_of_the_generation_config(tmp_path: Path) -> None:

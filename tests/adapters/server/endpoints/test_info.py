@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import graftlm as gl
+from graftlm.core.text.processor import TextProcessor
 from tests.served import Served
 
 VLLM = {
@@ -97,6 +98,6 @@ def test_tokens_go_there_and_back(server: Served) -> None:
     assert back["prompt"].endswith("Grüße aus Köln")
     messages = [{"role": "user", "content": "hello"}]
     rendered = httpx.post(f"{server.url}/tokenize", json={"messages": messages}).json()
-    assert rendered["tokens"] == tokenizer.encode_prompt(messages).tolist()
+    assert rendered["tokens"] == TextProcessor(tokenizer).encode(messages).ids.tolist()
     assert httpx.post(f"{server.url}/detokenize", json={"tokens": [10**9]}).json()["error"]["param"] == "tokens"
     assert httpx.post(f"{server.url}/tokenize", json={}).json()["error"]["param"] == "prompt"

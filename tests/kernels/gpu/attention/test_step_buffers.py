@@ -7,6 +7,7 @@ import torch
 
 from graftlm.core.execution.step_plan import ScheduledRow, StepPlan, build_plan
 from graftlm.core.kv.pages import Extent
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.gpu.attention.step_buffers import DeviceStep
@@ -16,7 +17,7 @@ SCRATCH = 99
 
 
 def sequence_of(num_tokens: int, *own: tuple[int, int]) -> Sequence:
-    sequence = Sequence(Request([1]), np.arange(num_tokens, dtype=np.int32))
+    sequence = Sequence(Request([1]), PromptInput(np.arange(num_tokens, dtype=np.int32)))
     sequence.kv.own = [Extent(*extent) for extent in own]
     return sequence
 

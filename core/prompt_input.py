@@ -1,0 +1,71 @@
+"""PromptInput: the token ids of a prompt, and the spans among them that stand for other values than text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graftlm.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Span:
+    """Consecutive tokens of a prompt that stand for other values than text, such as the patches of an image.
+
+    start, stop  token positions in the prompt
+    digest       identity of the values: equal digests mean equal values. At least 16 bytes
+    values       inputs of the model, by name
+    """
+
+    start: int
+    stop: int
+    digest: bytes
+    values: Mapping[str, Any]
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The ids of the span's tokens, derived from the digest, int32 [stop - start].
+
+        They are negative, so they equal no token id. The radix tree and the scheduler use them as any other ids.
+        """
+        stream = hashlib.shake_256(self.digest).digest(4 * (self.stop - self.start))
+        return np.frombuffer(stream, np.int32) | np.int32(np.iinfo(np.int32).min)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PromptInput:
+    """A prompt as an engine computes it.
+
+    ids    int32 [num_tokens]; negative within spans
+    spans  in the order of their positions; none in a prompt of text
+
+    Raises ConfigError unless the ids of each span are those derived from its digest.
+    """
+
+    ids: NDArray[np.int32]
+    spans: tuple[Span, ...] = ()
+
+    def __post_init__(self) -> None:
+        for span in self.spans:
+            if not np.array_equal(self.ids[span.start : span.stop], span.ids):
+                raise ConfigError(
+                    f"the prompt's ids {span.start} to {span.stop} are not those of the span there; take Span.ids"
+                )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def extended(self, ids: Sequence[int]) -> PromptInput:
+        """Return this prompt followed by text tokens."""
+        return PromptInput(np.concatenate([self.ids, np.asarray(ids, np.int32)]), self.spans) if len(ids) else self
+
+    def without_last(self) -> PromptInput:
+        """Return this prompt without its last token, which belongs to no span."""
+        return PromptInput(self.ids[:-1], self.spans)
