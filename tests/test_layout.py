@@ -48,7 +48,7 @@ def rooms(layer: str) -> set[str]:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_map_lists_every_room_once(layer: str) -> None:
-    section = MAP.partition("## The rooms")[2].partition("\n## ")[0]
+    section = MAP.partition("## The folders")[2].partition("\n## ")[0]
     listed = re.findall(rf"^\| `({layer}(?:/\w+)*)/` \|", section, flags=re.MULTILINE)
     assert sorted(listed) == sorted(rooms(layer))
 
