@@ -14,7 +14,7 @@ GROUPS = {
     "frameworks": "calls, batches and tokens behind LangChain, DSPy, LlamaIndex and Guidance",
     "workloads": "twelve workloads in each framework, beside transformers, its continuous batching and Guidance",
     "ablation": "what each part of the runtime brings to the workloads, by leaving it out",
-    "page": "docs/benchmarks.md, its tables written from the committed figures",
+    "page": "docs/benchmarks.md and bench/notes/workloads.md, their tables written from the committed figures",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
     "serve": "the HTTP server beside the runtime in process, CPU time of a chunk, replicas on Ray",
     "grammar": "constraints: masks, jump-forward, schemas",

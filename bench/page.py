@@ -1,4 +1,4 @@
-"""`python -m bench page`: the tables of docs/benchmarks.md that come from committed figures, written anew."""
+"""`python -m bench page`: write docs/benchmarks.md and bench/notes/workloads.md from committed figures."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bench.workloads._suite import BASELINE, geometric_mean
 from graftlm.ab.statistics import Ratio
 
 PAGE = ROOT / "docs/benchmarks.md"
+NOTES = ROOT / "bench/notes/workloads.md"
 BEGIN, END = "<!-- workloads: written by python -m bench page -->\n", "<!-- end of workloads -->\n"
 
 
@@ -27,8 +28,24 @@ COLUMNS = ("workload", "framework", "fastest other", "seconds", "GraftLM", "rati
            "answers right", "answers equal", "hit rate", "best possible", "at")  # fmt: skip
 
 
+def summary(figures: dict[str, Any]) -> str:
+    """Return the section of docs/benchmarks.md: one table, of the full-size programs."""
+    rows = [one for one in figures["rows"] if one["share"] == 1.0 and one["framework"] == "native" and "ratio" in one]
+    lines = ["| workload | fastest other engine | its time | GraftLM | ratio (95 %) | answers right | hit rate |"]
+    lines.append("|---" * 7 + "|")
+    for one in rows:
+        ours, theirs = one["engines"]["graftlm"], one["engines"][one["best"]]
+        wall = [f"{statistics.median(side['wall_s']):.2f} s" for side in (theirs, ours)]
+        right = f"{ours['right']} of {one['inputs']}"
+        hits = "–" if one["hit_rate"] is None else f"{one['hit_rate']:.0%}"
+        cells = [one["workload"].replace("_", " "), one["best"], *wall, str(Ratio(**one["ratio"])), right, hits]
+        lines.append(f"| {' | '.join(cells)} |")
+    mean = geometric_mean(one["ratio"]["value"] for one in rows)
+    return "\n".join([*lines, "", f"The geometric mean of the ratios is {mean:.2f}.", ""]) + "\n"
+
+
 def workloads(figures: dict[str, Any]) -> str:
-    """The section of the twelve workloads, with what its figures do not say."""
+    """Return the section of bench/notes/workloads.md: all tables, and their caveats."""
     own = figures["machine"]["processor"]
     known = [{"processor": own} | one for one in figures["rows"]]
     processors = list(dict.fromkeys(one["processor"] for one in known))
@@ -150,21 +167,28 @@ What these figures do not say:
 """.splitlines()
 
 
-def written(page: str, figures: dict[str, Any]) -> str:
-    """The page with the section replaced."""
+def written(page: str, section: str) -> str:
+    """Return the page with its marked section replaced."""
     before, _, rest = page.partition(BEGIN)
     _, found, after = rest.partition(END)
-    assert found, f"{PAGE} has no section between {BEGIN!r} and {END!r}"
-    return before + BEGIN + "\n" + workloads(figures) + END + after
+    assert found, f"the page has no section between {BEGIN!r} and {END!r}"
+    return before + BEGIN + "\n" + section + END + after
 
 
-def main(arguments: Sequence[str], page: Path = PAGE) -> int:
-    """Write the page; with --check say whether it is up to date (exit status 1 if not)."""
-    old = page.read_text()
-    new = written(old, json.loads(BASELINE.read_text()))
+def pages() -> dict[Path, tuple[str, str]]:
+    """Return the old and the new text of each page."""
+    figures = json.loads(BASELINE.read_text())
+    sections = {PAGE: summary(figures), NOTES: workloads(figures)}
+    return {path: (old := path.read_text(), written(old, section)) for path, section in sections.items()}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages; with --check say whether they are up to date (exit status 1 if not)."""
+    stale = {path: new for path, (old, new) in pages().items() if old != new}
     if "--check" in arguments:
-        print("up to date" if old == new else "docs/benchmarks.md differs from its figures: python -m bench page",
-              file=sys.stderr)  # fmt: skip
-        return int(old != new)
-    page.write_text(new)
+        names = " and ".join(str(path.relative_to(ROOT)) for path in stale)
+        print(f"run python -m bench page: {names} differ from the figures" if stale else "up to date", file=sys.stderr)
+        return int(bool(stale))
+    for path, new in stale.items():
+        path.write_text(new)
     return 0

@@ -289,7 +289,7 @@ def _has_few_outputs(weight: torch.Tensor) -> bool:
 
 MEASURED: tuple[LinearKernel, ...] = (Bits12(), TiledGate(), Gemv(), Halves(), Prefetch(), Skinny())
 """The first kernel that has the number of rows and takes the weight is used; torch's library multiplies all other rows.
-Measured on an H200 with bfloat16 weights of Llama 8B; bench/gpu-notes.md has the figures."""
+Measured on an H200 with bfloat16 weights of Llama 8B; bench/notes/gpu.md has the figures."""
 
 STRICT: tuple[LinearKernel, ...] = (OneOrder(), Bits12OneOrder())
 """Kernels of strict mode: the first has all rows, each other one must give its bits, and then comes before it."""

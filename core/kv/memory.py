@@ -25,7 +25,7 @@ DEFAULT_CONTEXTS = 64  # full contexts that the default CPU pool holds at most
 
 STEP_TOKENS = 2048
 LARGE_STEP_TOKENS = 8192
-"""Prompt tokens of a large step: an H200 answers 256 requests of 512 tokens 5 % faster with it (bench/gpu-notes.md)."""
+"""Prompt tokens of a large step: an H200 answers 256 requests of 512 tokens 5 % faster with it (bench/notes/gpu.md)."""
 
 LARGE_STEP_FREE = 4_000_000_000
 """Bytes that are room enough for a large step, which holds one gigabyte of tensors with an 8B model, and for graphs."""

@@ -210,10 +210,14 @@ def test_a_trial_run_on_any_machine_measures_us_and_names_what_is_missing(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "engines"), [("h200", ["graftlm", "vllm"]), ("h200-three", ["graftlm", "vllm", "sglang"])]
+    ("name", "engines", "page"),
+    [
+        ("h200", ["graftlm", "vllm"], "docs/gpu-figures.md"),
+        ("h200-three", ["graftlm", "vllm", "sglang"], "bench/notes/gpu-figures.md"),
+    ],
 )
 def test_the_kept_figures_make_their_table_again_without_a_gpu(
-    name: str, engines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, engines: list[str], page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = ROOT / f"bench/gpu/{name}.json"
     written = tmp_path / "figures.json"
@@ -226,7 +230,7 @@ def test_the_kept_figures_make_their_table_again_without_a_gpu(
     assert {key: found[key] for key in ("limits", "commit", "at")} == {
         key: measured[key] for key in ("limits", "commit", "at")
     }
-    documented = (ROOT / "docs/gpu-figures.md").read_text().splitlines()
+    documented = (ROOT / page).read_text().splitlines()
     assert [line for line in report.markdown(found) if line not in documented] == []
 
 

@@ -1,7 +1,8 @@
 """The product of one row with a very large weight, as decoding a single sequence needs it: bound by reading the weight.
 
 Each program streams a few rows of the weight, whole, so nothing is split or joined, and takes in the gate of an MLP.
-More rows than one, and smaller weights, are faster through the matrix units: see skinny_matmul.py and gpu-notes.md.
+More rows than one, and smaller weights, are faster through the matrix units: see skinny_matmul.py, and
+bench/notes/gpu.md.
 """
 
 from __future__ import annotations
