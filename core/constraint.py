@@ -69,7 +69,7 @@ def prepare_constraints(tokenizer: Tokenizer) -> None:
 
 def _prepare(tokenizer: Tokenizer) -> None:
     with suppress(Exception), _preparing:  # the request that needs it meets the error
-        for name in ("compile", "cache", "regex.regex", "schema.lowering"):
+        for name in ("compile", "cache", "regex.parser", "schema.lowering"):
             importlib.import_module(f"graftlm.core.grammar.{name}")
         vocabulary_of(tokenizer).prepare()
         importlib.import_module("graftlm.core.grammar.automata.jit").prepare(compiles=False)
