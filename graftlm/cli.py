@@ -17,6 +17,7 @@ from rich.table import Table
 
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.progress import Progress
+from graftlm.text_files import read_text
 
 app = typer.Typer(
     name="graftlm",
@@ -310,7 +311,7 @@ def explain(
     from graftlm.core.grammar.picture import MAX_STATES
     from graftlm.core.grammar.spec import JsonSchema, Options
 
-    found = explain_spec(JsonSchema(file.read_text()), Options(strict=strict))
+    found = explain_spec(JsonSchema(read_text(file)), Options(strict=strict))
     if as_json:
         print_json({name: value for name, value in asdict(found).items() if name != "svg"})
     else:

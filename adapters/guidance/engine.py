@@ -28,6 +28,7 @@ from graftlm.adapters.guidance.lowering import Regular, lower
 from graftlm.adapters.guidance.parser import Parser
 from graftlm.adapters.guidance.prompt import Known, PromptTokens
 from graftlm.adapters.guidance.scores import Scores
+from graftlm.adapters.guidance.streaming import cancelled_with_reader
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.errors import GrammarError, RequestTooLong
@@ -262,7 +263,7 @@ class GraftEngine(Engine):
         began = time.monotonic()
         logprobs: deque[TokenLogprob] = deque()
         num_read = 0
-        with self.runtime.submit_stream(request) as chunks:
+        with self.runtime.submit_stream(request) as chunks, cancelled_with_reader(chunks.close):
             for chunk in chunks:
                 num_read += len(chunk.token_ids)
                 logprobs.extend(chunk.logprobs or ())

@@ -8,6 +8,7 @@ from graftlm.adapters.guidance.engine import GraftEngine
 from graftlm.adapters.guidance.interpreter import GraftInterpreter
 from graftlm.adapters.guidance.lazy import Task
 from graftlm.adapters.guidance.remote import RemoteEngine, RemoteInterpreter
+from graftlm.adapters.guidance.streaming import GraftStream
 from graftlm.core.call_options import check_given, keywords_of, sort_keywords
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.ledger.usage import RemoteUsage
@@ -118,6 +119,10 @@ class GraftModel(Model):
         if name in vars(self):
             return vars(self)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def stream(self) -> GraftStream:
+        """Return a stream that starts when it is iterated over."""
+        return GraftStream(self)
 
     def copy(self) -> Self:
         _ = self._interpreter

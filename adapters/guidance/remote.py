@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 from graftlm.adapters.guidance.remote_parts import Part, parts_of
+from graftlm.adapters.guidance.streaming import cancelled_with_reader
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError
 from graftlm.core.program.expression import Gen, Select, Text
@@ -167,10 +168,11 @@ class RemoteInterpreter(Interpreter[RemoteState]):
         future = self.engine.endpoint.start(call)
         future.add_done_callback(lambda _: chunks.put(None))
         try:
-            while (chunk := chunks.get()) is not None:
-                if chunk.text:
-                    yield TextOutput(value=chunk.text, is_generated=True)
-            done = future.result()
+            with cancelled_with_reader(future.cancel):
+                while (chunk := chunks.get()) is not None:
+                    if chunk.text:
+                        yield TextOutput(value=chunk.text, is_generated=True)
+                done = future.result()
         finally:
             future.cancel()  # of use only when the wait was interrupted
             transcript.remote.bind(_unasked, self._count)

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import inspect
 import reprlib
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import fields
@@ -152,6 +153,16 @@ class Program:
             if not listener.ended:
                 state.cancel()
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle a program of a module by its name, and one that was made from another one by the name of that."""
+        named: Any = sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            named = getattr(named, part, None)
+        if named is self:
+            return self.__qualname__
+        decorated = isinstance(named, Program) and named.function is self.function
+        return _rebuild, (named if decorated else self.function, self.num_api_spec_tokens, self.sampling, self.bound)
+
     # -- starting ----------------------------------------------------------------------------------------------
 
     def _prepare(
@@ -233,8 +244,13 @@ class Program:
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         ):
             raise ConfigError(f"{self._name} takes no state; a program's first parameter is the state, usually `s`")
-        if inspect.iscoroutinefunction(self.function):
+        if inspect.iscoroutinefunction(self.function) or inspect.isasyncgenfunction(self.function):
             raise ConfigError(f"{self._name} is async; write a program as a plain function and await `arun`")
+        if inspect.isgeneratorfunction(self.function):
+            raise ConfigError(
+                f"{self._name} yields, so calling it would run nothing; "
+                "write to the state without yield, and read chunks from `stream`"
+            )
         taken = {"runtime"} & set(self._parameters)
         if taken:
             raise ConfigError(f"{self._name} has a parameter named 'runtime', which says where it runs; rename it")
@@ -246,6 +262,12 @@ class Program:
         sampling = {name: value for name, value in arguments.items() if name not in own}
         reject_unknown(list(sampling), [*_SAMPLING, *self._parameters], f"argument of {self._name}")
         return own, sampling
+
+
+def _rebuild(origin: Any, num: int | None, sampling: Mapping[str, Any], bound: Mapping[str, Any]) -> Program:
+    """Make the program again that was pickled by `__reduce__`."""
+    function = origin.function if isinstance(origin, Program) else origin
+    return Program(function, num_api_spec_tokens=num, sampling=sampling, bound=bound)
 
 
 class ProgramStream(ChunkStream):

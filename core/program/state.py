@@ -228,6 +228,11 @@ class ForkGroup(Sequence[ProgramState]):
             return [state[key] for state in self._states]
         return self._states[key]
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Take the branch back that `group[i] += item` has appended to."""
+        if not isinstance(key, int) or value is not self._states[key]:
+            raise ConfigError(f"group[{key!r}] cannot be set: branches stay those of the fork; append with +=")
+
     def __iter__(self) -> Iterator[ProgramState]:
         return iter(self._states)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from graftlm.ab.statistics import Ratio
 from graftlm.core.errors import ConfigError
+from graftlm.text_files import read_text
 
 COLUMNS = ("pipeline", "engine", "ratio before", "ratio now", "change", "equal before", "equal now", "computed before",
            "computed now")  # fmt: skip
@@ -52,7 +53,7 @@ def read_report(folder: Path) -> list[dict[str, Any]]:
     """The figures of an earlier report. Raises: ConfigError if `folder` holds none."""
     path = folder / "report.json"
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text())
+        found: list[dict[str, Any]] = json.loads(read_text(path))
         assert all("pipeline" in one and "runs" in one for one in found)
     except (OSError, ValueError, AssertionError, TypeError) as error:
         raise ConfigError(

@@ -19,6 +19,7 @@ from graftlm.ab.engines.frameworks import FRAMEWORKS, MAX_TOKENS, framework_of, 
 from graftlm.ab.measure.failures import CaughtErrors
 from graftlm.ab.script import Script
 from graftlm.core.errors import ConfigError
+from graftlm.text_files import read_text
 
 DATA = ("inputs", "warm_up", "right")
 NOT_ENGINES = {"run", *DATA}
@@ -68,7 +69,7 @@ class Pipeline:
 
         framework  which of the file's `run_<framework>` to take
         """
-        if path.is_file() and not _may_define_run(path.read_text()):
+        if path.is_file() and not _may_define_run(read_text(path)):
             raise ConfigError(NO_RUN.format(str(path)))  # a script: importing it would run it
         caught = CaughtErrors()
         names = vars(_import(path, caught))
@@ -81,7 +82,7 @@ class Pipeline:
             name: _function(path, name, names[name]) for name in DATA if name in names.keys() - functions.keys()
         }
         run, framework = _program(path, functions, framework or names.get("framework"))
-        framework = framework or framework_of(path.read_text())
+        framework = framework or framework_of(read_text(path))
         constructors = dict(named_engines(framework, int(names.get("max_tokens", MAX_TOKENS))))
         constructors |= {n: f for n, f in functions.items() if n not in NOT_ENGINES and not n.startswith("run_")}
         if not constructors:
@@ -101,7 +102,7 @@ class Pipeline:
         script = Script.load(path, constructor)
         notes = [f"Arguments of {constructor} that no engine was given: {', '.join(script.unused)}."]
         engines = named_engines(script.framework, script.max_tokens or MAX_TOKENS)
-        title = (ast.get_docstring(ast.parse(path.read_text())) or path.stem).partition("\n")[0]
+        title = (ast.get_docstring(ast.parse(read_text(path))) or path.stem).partition("\n")[0]
         return cls(
             path.stem, title, lambda llm, inputs: [script.run(llm)], [None], [], None, engines, script.framework,
             notes if script.unused else (), script.caught,

@@ -16,6 +16,7 @@ from typing import Any
 from graftlm.ab.engines.frameworks import framework_of_package
 from graftlm.ab.measure.failures import CaughtErrors
 from graftlm.core.errors import ConfigError
+from graftlm.text_files import read_text
 
 ENGINE = "__graftlm_engine__"
 _TEXT_CLASSES = {"OpenAI", "HuggingFacePipeline", "LlamaCpp", "VLLM", "Ollama"}
@@ -47,7 +48,7 @@ class Script:
         Raises: ConfigError if there is no such call, or if it belongs to no framework with engines by name.
         """
         try:
-            tree = ast.parse(path.read_text(), str(path))
+            tree = ast.parse(read_text(path), str(path))
         except SyntaxError as error:
             raise ConfigError(f"{str(path)!r} is not Python: {error}") from error
         swap = _Swap(constructor, _imported(tree))

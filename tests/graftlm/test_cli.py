@@ -155,3 +155,13 @@ def test_grammar_explain_exits_with_1_for_a_schema_that_is_refused(tmp_path: Pat
     done = CliRunner().invoke(cli.app, ["grammar", "explain", str(schema)])
     assert done.exit_code == 1
     assert 'the nearest schema that would be taken: {"type": "integer", "minimum": 3}' in done.output
+
+
+def test_a_schema_that_is_not_utf8_used_to_end_in_a_traceback(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_bytes('{"enum": ["é"]}'.encode("latin-1"))
+    done = CliRunner().invoke(cli.app, ["grammar", "explain", str(schema)])
+    assert isinstance(done.exception, ConfigError)
+    assert "is not UTF-8: byte 0xe9 at offset 11" in str(done.exception)
+    schema.write_bytes(b"\xef\xbb\xbf" + b'{"enum": ["e"]}')
+    assert "kept by fsm" in CliRunner().invoke(cli.app, ["grammar", "explain", str(schema)]).output

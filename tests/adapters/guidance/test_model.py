@@ -378,3 +378,18 @@ def test_copies_share_the_engine(model: GraftModel) -> None:
 def test_options_of_the_runtime_beside_a_runtime_are_refused(runtime: Runtime) -> None:
     with pytest.raises(ConfigError, match="max_batch"):
         GraftModel(runtime=runtime, max_batch=2)
+
+
+def test_a_stream_that_is_left_used_to_run_to_its_budget(runtime: Runtime) -> None:
+    before = runtime.stats().completion_tokens
+    model = GraftModel(runtime=runtime, echo=False)
+    for _ in model.stream() + "Count: " + gen("x", regex="[0-9]{600}"):
+        break
+    for thread in threading.enumerate():
+        if thread.name == "graftlm guidance stream":
+            thread.join(60)
+            assert not thread.is_alive()
+    stats = runtime.stats()
+    assert (stats.running, stats.waiting, stats.slots_in_use) == (0, 0, 0)
+    assert stats.completion_tokens - before < 600
+    assert str(model + "x" + gen("y", regex="[0-9]{2}"))[1:].isdigit()  # nothing of the stream is left behind

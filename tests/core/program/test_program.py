@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -439,3 +440,40 @@ def test_text_and_constraints_take_the_place_of_an_unfinished_character(after: s
     with ScriptedModel(lambda prompt: "👍👍" if prompt == "x" else "12").runtime() as runtime:
         state = cut.run(after=after, regex=regex, runtime=runtime)
         assert (state["b"], state.text) == ("12", f"x👍{after}12")
+
+
+# -- mistakes that used to pass in silence ----------------------------------------------------------------------------
+
+
+def test_a_decorated_program_used_to_be_no_object_that_pickle_takes() -> None:
+    assert pickle.loads(pickle.dumps(ask)) is ask
+    bound = pickle.loads(pickle.dumps(ask.bind(shots="S ", temperature=0.5)))
+    assert (bound.function, bound.bound, bound.sampling) == (ask.function, {"shots": "S "}, {"temperature": 0.5})
+
+
+def test_a_program_that_yields_used_to_run_nothing() -> None:
+    def yields(s: ProgramState) -> Iterator[str]:
+        s += gl.gen("x", max_tokens=2)
+        yield "x"
+
+    async def yields_later(s: ProgramState) -> Any:
+        yield "x"
+
+    with pytest.raises(ConfigError, match="yields yields, so calling it would run nothing"):
+        gl.program(yields)
+    with pytest.raises(ConfigError, match="yields_later is async"):
+        gl.program(yields_later)
+
+
+def test_appending_to_a_branch_by_its_number_used_to_raise_after_it_had_appended() -> None:
+    @gl.program
+    def branches(s: ProgramState) -> None:
+        s += "x"
+        forks = s.fork(2)
+        forks[0] += "a"
+        forks[-1] += "b"
+        s.set("texts", [fork.text for fork in forks])
+        with pytest.raises(ConfigError, match="append with"):
+            forks[0] = s
+
+    assert branches.run(runtime=Scripted())["texts"] == ["xa", "xb"]
