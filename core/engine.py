@@ -226,7 +226,7 @@ class LocalEngine:
         """Launch a step; None if it failed. Its prompts' KV is published at once: steps that read it launch later."""
         started = time.perf_counter()
         try:
-            logits = self.runner.forward(plan)
+            logits = self.runner.forward(plan.wire)
             pending = self.sampler.sample_async(plan, logits)
         except BaseException as error:  # whatever a model or kernel raises belongs to the requests of this step
             self._fail_step(plan.rows, error)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.kv.memory import pool_size, step_tokens
 from graftlm.core.kv.prefix_cache import SnapshotLane
 from graftlm.kernels.attention import StrictAttention
@@ -27,12 +26,18 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
     from graftlm.kernels.attention import Attention
     from graftlm.kernels.kv_store import KVStore
+    from graftlm.kernels.wire_plan import WirePlan
 
 
 class Runner(Protocol):
-    """Runs the rows of a plan; logits [num_logits, vocab_size]."""
+    """Runs steps.
 
-    def forward(self, plan: StepPlan) -> torch.Tensor: ...
+    A runner knows nothing of sequences and requests: the plan is all that it gets, so it may run in another process.
+    """
+
+    def forward(self, plan: WirePlan) -> torch.Tensor:
+        """Compute a step and store the KV of its tokens. -> logits [num_logits, vocab_size] of `plan.logits_rows`"""
+        ...
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Counters:
         """Count the step of `plan`, or several of the same rows that took so long together."""
         self.steps += num_steps
         self.largest_batch = max(self.largest_batch, len(plan.rows))
-        self.shared_prefix_steps += num_steps * bool(plan.shared)
+        self.shared_prefix_steps += num_steps * bool(len(plan.wire.prefix_lens))
         self.drafted_tokens += plan.num_drafts
         self.forward_s += seconds
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -27,11 +28,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from graftlm.core.config import SamplingParams
-    from graftlm.core.execution.serial import LaneState
     from graftlm.core.execution.step_plan import SlotMap
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import Matcher
-    from graftlm.core.kv.pages import Extent
     from graftlm.core.kv.radix import Node
     from graftlm.core.metrics import PrefixMiss
     from graftlm.core.prompt_input import PromptInput
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from graftlm.core.scheduling.speculation import DraftState
     from graftlm.core.scheduling.stop_strings import StopMatcher
     from graftlm.core.text.detokenizer import Detokenizer
+    from graftlm.kernels.wire_plan import Extent
 
 SequenceStatus = Literal["waiting", "running", "held", "finished"]
 
@@ -141,7 +141,7 @@ class Sequence:
     bounds      Written by scheduling/request_tracker.py
     group       None once the request has ended
     slot_map    Written by execution/step_plan.py
-    lane        the serial lane's cache. Written by execution/serial.py
+    number      of this sequence, by which a runner knows it (WirePlan.sequences)
     draft       how guesses of the next tokens fared. Written by scheduling/speculation.py
 
     For the garbage collector's sake `tokens` is an array (of a list it would visit every token), the classes have
@@ -163,8 +163,8 @@ class Sequence:
     output: Output = field(default_factory=Output)
     readout: Readout = field(default_factory=Readout)
     slot_map: SlotMap | None = field(default=None, repr=False)
-    lane: LaneState | None = field(default=None, repr=False)
     draft: DraftState | None = field(default=None, repr=False)
+    number: int = field(default_factory=count().__next__)
 
     def __post_init__(self) -> None:
         self.prompt_ids = self.prompt.ids

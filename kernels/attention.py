@@ -1,12 +1,7 @@
-"""The protocol of an attention kernel: what it is given and what it returns.
-
-A step arrives as a plan: the rows of the batch, each with its new tokens and the slots of all its tokens. This
-package knows the plan by the protocols below and imports nothing of the runtime above it.
-"""
+"""The protocols of attention kernels. A step arrives as a WirePlan (wire_plan.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -14,67 +9,7 @@ import torch
 
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.norm import Norm
-
-
-class SlotRange(Protocol):
-    """Slots start, start + 1, ..., stop - 1."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-
-
-class Slots(Protocol):
-    """All slots that a sequence holds, in order, perhaps more than it has tokens."""
-
-    @property
-    def extents(self) -> Sequence[SlotRange]: ...
-
-
-class Row(Protocol):
-    """One sequence: tokens [past, past + num_new) of it are the step's queries [start, start + num_new).
-
-    `extents` hold tokens [0, past + num_new), in order, and perhaps later ones. `slot_map` is the same object in every
-    step between which the sequence's slots stay the same; None where nobody keeps count.
-    """
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def num_new(self) -> int: ...
-    @property
-    def past(self) -> int: ...
-    @property
-    def extents(self) -> Sequence[SlotRange]: ...
-    @property
-    def slot_map(self) -> Slots | None: ...
-
-
-class Shared(Protocol):
-    """The first `length` tokens of `rows` (indices into the plan's rows) lie in the same `extents`."""
-
-    @property
-    def length(self) -> int: ...
-    @property
-    def extents(self) -> Sequence[SlotRange]: ...
-    @property
-    def rows(self) -> Sequence[int]: ...
-
-
-class Plan(Protocol):
-    """One step. `out_slots` int64 [num_tokens]: where each new token's K and V go. Tensors are on the CPU."""
-
-    @property
-    def input_ids(self) -> torch.Tensor: ...
-    @property
-    def positions(self) -> torch.Tensor: ...
-    @property
-    def rows(self) -> Sequence[Row]: ...
-    @property
-    def out_slots(self) -> torch.Tensor: ...
-    @property
-    def shared(self) -> Sequence[Shared]: ...
+from graftlm.kernels.wire_plan import WirePlan
 
 
 @dataclass(frozen=True)
@@ -132,14 +67,15 @@ class PackedQKV:
 class Attention(Protocol):
     """Causal attention over the KV store, for a ragged batch.
 
-    `prepare` is called once per step, `forward` once per layer of it.
+    `prepare` is called once per step, `forward` or `forward_some` once per layer of it. A class that has this protocol
+    as its base inherits `forward_some` and `reads_in_place`.
     """
 
     def supports(self, layer: LayerSpec) -> str | None:
         """Why this kernel cannot run `layer`; None if it can."""
         ...
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: WirePlan) -> None:
         """Lay out what all layers of the step share."""
         ...
 
@@ -149,7 +85,7 @@ class Attention(Protocol):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        plan: Plan | None,
+        plan: WirePlan | None,
         params: AttentionParams,
     ) -> torch.Tensor:
         """Store `k` and `v` at the plan's slots, then attend each row's queries to all of its tokens.
@@ -162,6 +98,27 @@ class Attention(Protocol):
         """
         ...
 
+    def forward_some(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: WirePlan | None,
+        params: AttentionParams,
+        tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `forward`, but return the output of some tokens only.
+
+        tokens  int64 [num_wanted], ascending
+        -> [num_wanted, num_heads, v_dim]
+        """
+        return self.forward(layer, q, k, v, plan, params).index_select(0, tokens)
+
+    def reads_in_place(self, dtype: torch.dtype) -> bool:
+        """Return True if the compiled step of a CPU (cpu/decoder) can read the store for a model in `dtype`."""
+        return False
+
 
 @runtime_checkable
 class PackedAttention(Attention, Protocol):
@@ -171,7 +128,7 @@ class PackedAttention(Attention, Protocol):
         self,
         layer: int,
         packed: PackedQKV,
-        plan: Plan | None,
+        plan: WirePlan | None,
         params: AttentionParams,
         *,
         last_token_only: bool = False,

@@ -18,7 +18,7 @@ from graftlm import Runtime
 from graftlm.core.config import EngineConfig
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
-from graftlm.core.execution.step_plan import StepPlan
+from graftlm.kernels.wire_plan import WirePlan
 from graftlm.plugins import manager
 from graftlm.plugins.hookspecs import Register, hookimpl
 
@@ -55,16 +55,16 @@ class PacedRunner:
         self.clock = clock
         self._buffer = torch.zeros(64)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        rows = sum(row.num_new == 1 for row in plan.rows)
-        for _ in range(HOST_CALLS if rows == len(plan.rows) else PROMPT_CALLS):
+    def forward(self, plan: WirePlan) -> torch.Tensor:
+        rows = int((plan.num_new == 1).sum())
+        for _ in range(HOST_CALLS if plan.is_decode else PROMPT_CALLS):
             for _ in range(LOOPS):
                 pass
             self._buffer.add_(1)
         decode_s = max(float(np.interp(rows, NUM_ROWS, DECODE_S)), DECODE_S[1])
         prompt_s = (plan.num_tokens - rows) * PROMPT_TOKEN_S  # beside which the weights are read, once for both
         self.clock.launch(decode_s + max(0.0, prompt_s - DECODE_S[1]))
-        return torch.zeros(sum(plan.num_logits_per_row), 1)
+        return torch.zeros(len(plan.logits_rows), 1)
 
 
 class Awaited:

@@ -145,7 +145,7 @@ def plan_of(step: Step, first: int, vocab_size: int) -> Any:
     """
     from graftlm.core.request import Request
 
-    extent = _first_of("Extent", "graftlm.core.kv.pages", "graftlm.core.pages")
+    extent = _first_of("Extent", "graftlm.kernels.wire_plan", "graftlm.core.kv.pages", "graftlm.core.pages")
     sequence_of = _first_of("Sequence", "graftlm.core.sequence", "graftlm.core.request")
     scheduled_row = _first_of(
         "ScheduledRow", "graftlm.core.execution.step_plan", "graftlm.core.step_plan", "graftlm.core.plan"
@@ -168,7 +168,8 @@ def plan_of(step: Step, first: int, vocab_size: int) -> Any:
             at += step.rows * part
         progress.num_computed, progress.status = step.past, "running"
         scheduled.append(scheduled_row(sequence, step.new, 1))
-    return build_plan(scheduled, share_decode=True)
+    plan = build_plan(scheduled, share_decode=True)
+    return getattr(plan, "wire", plan)  # older trees run the plan itself
 
 
 def replayed(runner: Any, plan: Any) -> tuple[Callable[[], object], Any, int]:

@@ -11,15 +11,17 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graftlm.core.execution.experts import GatheredExperts
 from graftlm.core.execution.paged import PagedRunner, feed
 from graftlm.core.execution.replay_cost import ReplayCost
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.transfer import send
+from graftlm.kernels.wire_plan import WirePlan
 
 TOKENS_PER_ROW = 2
 """How many more tokens than rows the graphs with logits of all tokens go up to: rows may have several new tokens."""
@@ -111,14 +113,12 @@ class GraphRunner:
         self._brief = PagedRunner(loaded, _until(attention, num_first), eager.drawn)
         self._capture_all()
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: WirePlan) -> torch.Tensor:
         """Compute the step. -> logits [num_logits, vocab_size]; valid until the next forward."""
         if not self._fits(plan):
             return self.eager.forward(plan)
         size = self.sizes[bisect_left(self.sizes, plan.num_tokens)]
-        layout = self.step.write(
-            plan, padded_rows=size, token_sources=plan.token_sources, token_rows=plan.kind != "decode"
-        )
+        layout = self.step.write(plan, padded_rows=size, token_rows=not plan.is_decode)
         if size > len(self.logits_rows):
             self._select(plan.logits_rows)
         captured = self.graphs[Shape(size, layout.prefix)]
@@ -128,20 +128,20 @@ class GraphRunner:
             return captured.logits[:num_logits]
         return captured.logits.index_select(0, send(plan.logits_rows, captured.logits.device))
 
-    def _fits(self, plan: StepPlan) -> bool:
+    def _fits(self, plan: WirePlan) -> bool:
         """Whether the step has a graph. A row of several tokens is read once for each of them there."""
         if not self.graphs or plan.num_tokens > self.sizes[-1]:
             return False
         num_dense = len(self.logits_rows)
         if plan.num_tokens > num_dense < len(plan.logits_rows):
             return False
-        if plan.kind == "decode":
+        if plan.is_decode:
             return True
         return not self.attention.strict and self.cost.worth(plan)
 
-    def _select(self, rows: torch.Tensor) -> None:
+    def _select(self, rows: NDArray[np.int64]) -> None:
         """Let the next replay of a wide graph compute logits of these rows, and of row 0 as often as there is room."""
-        padded = torch.zeros(len(self.logits_rows), dtype=torch.int64)
+        padded = np.zeros(len(self.logits_rows), np.int64)
         padded[: len(rows)] = rows
         self.logits_rows.copy_(send(padded, self.logits_rows.device))
 

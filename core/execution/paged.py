@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,16 +22,14 @@ from torch import nn
 from graftlm.core.errors import EngineError, ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.attention.backend import TorchAttention
-from graftlm.kernels.cpu.attention.int8 import Int8Attention
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
-    from graftlm.core.execution.step_plan import StepPlan
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.kernels.attention import Attention
+    from graftlm.kernels.wire_plan import WirePlan
 
 IMPLEMENTATION = "graftlm"
 _HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position"})
@@ -191,18 +189,11 @@ def feed(input_ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) ->
     return torch.where(sources >= 0, drawn[sources.clamp(min=0)], input_ids)
 
 
-def _read_by_stack(attention: Attention, dtype: torch.dtype) -> bool:
-    """Whether the compiled call of a whole step reads this attention's store."""
-    if isinstance(attention, Int8Attention):
-        return attention.reads_in_place
-    return isinstance(attention, TorchAttention) and attention.compiles and attention.store.dtype is dtype
-
-
 class PagedRunner:
     """One forward of a loaded model over the KV store.
 
     drawn  int64 [max_rows], on the device: the tokens that the last step drew, for steps that are laid out before
-           these are known (`StepPlan.token_sources`).
+           these are known (`WirePlan.token_sources`).
     """
 
     def __init__(self, loaded: LoadedModel, attention: Attention, drawn: torch.Tensor | None = None) -> None:
@@ -214,11 +205,11 @@ class PagedRunner:
         self._switch = AttentionSwitch(loaded.model)
         self._keeps = accepts_logits_to_keep(loaded.model)
         self._takes_packed = isinstance(attention, PackedAttention)
-        self._stack = loaded.stack if _read_by_stack(attention, loaded.dtype) else None
+        self._stack = loaded.stack if attention.reads_in_place(loaded.dtype) else None
         self.interrupt = np.zeros(1, np.int64)
         self._last = max(loaded.layer_of, key=loaded.layer_of.__getitem__, default=None)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: WirePlan) -> torch.Tensor:
         """Compute the step: stores the KV of all its tokens.
 
         -> logits [num_logits, vocab_size] of `plan.logits_rows`, dtype of the model's head.
@@ -226,12 +217,12 @@ class PagedRunner:
         device = self.loaded.device
         # Without a wanted row the last one is computed and dropped: not every head takes an empty input.
         num_logits = len(plan.logits_rows)
-        rows = plan.logits_rows if num_logits else torch.tensor([plan.num_tokens - 1])
+        rows = plan.logits_rows if num_logits else np.array([plan.num_tokens - 1])
         with torch.inference_mode():
             self.attention.prepare(plan)
             input_ids = self._fed(plan, send(plan.input_ids, device))
             if self._stack is not None:
-                logits = self._stack.run(plan, input_ids, plan.logits_rows, cast(TorchAttention, self.attention))
+                logits = self._stack.run(plan, input_ids, torch.from_numpy(plan.logits_rows), self.attention)
                 if logits is not None:
                     return logits
             wanted = self._wanted(plan, rows)
@@ -248,28 +239,28 @@ class PagedRunner:
         """Whether `decode` may run steps."""
         return self._stack is not None
 
-    def decode(self, plan: StepPlan, ends: Seq[Seq[int]], num_steps: int) -> NDArray[np.int64] | None:
+    def decode(self, plan: WirePlan, ends: Seq[Seq[int]], num_steps: int) -> NDArray[np.int64] | None:
         """As StepRunner.decode (core/scheduling/steps_ahead.py)."""
         if self._stack is None:
             return None
         with torch.inference_mode():
             self.attention.prepare(plan)
             steps = GreedySteps(num_steps, ends, self.interrupt)
-            attention = cast(TorchAttention, self.attention)
-            return self._stack.decode(plan, plan.input_ids, plan.logits_rows, attention, steps)
+            ids, rows = torch.from_numpy(plan.input_ids), torch.from_numpy(plan.logits_rows)
+            return self._stack.decode(plan, ids, rows, self.attention, steps)
 
-    def _wanted(self, plan: StepPlan, rows: torch.Tensor) -> OutputTokens | None:
+    def _wanted(self, plan: WirePlan, rows: NDArray[np.int64]) -> OutputTokens | None:
         """What the last layer is to compute for logits of these rows; None for all."""
         if self._last is None or not (self._takes_packed or self.loaded.device.type == "cpu"):
             return None
-        ends = [row.start + row.num_new - 1 for row in plan.rows]
-        only_ends = set(ends).issuperset(rows.tolist())
-        tokens = torch.tensor(ends) if only_ends else rows
+        last = plan.ends - 1
+        only_last = set(last.tolist()).issuperset(rows.tolist())
+        tokens = last if only_last else rows
         if 2 * len(tokens) > plan.num_tokens:
             return None
-        return OutputTokens(self._last, send(tokens, self.loaded.device), only_ends)
+        return OutputTokens(self._last, send(tokens, self.loaded.device), only_last)
 
-    def _fed(self, plan: StepPlan, input_ids: torch.Tensor) -> torch.Tensor:
+    def _fed(self, plan: WirePlan, input_ids: torch.Tensor) -> torch.Tensor:
         """The step's ids, including those that the last step sampled on the device."""
         if plan.token_sources is None:
             return input_ids
@@ -280,7 +271,7 @@ class PagedRunner:
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        plan: StepPlan | None,
+        plan: WirePlan | None,
         rows: torch.Tensor | None,
         wanted: OutputTokens | None = None,
     ) -> torch.Tensor:
@@ -299,9 +290,7 @@ class PagedRunner:
             layer, tokens = layer_of[call.module], call.tokens
             if tokens is None:
                 return attention.forward(layer, q, k, v, plan, call.params)
-            if isinstance(attention, TorchAttention):
-                return attention.forward_some(layer, q, k, v, plan, call.params, tokens)
-            return attention.forward(layer, q, k, v, plan, call.params).index_select(0, tokens)
+            return attention.forward_some(layer, q, k, v, plan, call.params, tokens)
 
         def packed(call: PackedCall) -> torch.Tensor:
             assert isinstance(attention, PackedAttention)

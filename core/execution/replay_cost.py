@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.kernels.gpu.attention.step_buffers import best_prefix
+from graftlm.kernels.wire_plan import WirePlan
 
 LAUNCH = 4.5e11
 """Operations that the device does while the host launches one layer: 0.8 ms, with other threads beside it."""
@@ -45,12 +43,11 @@ class ReplayCost:
         """Whether a step of so many tokens is worth a graph if nothing is read again."""
         return self._per_token * num_tokens <= LAUNCH
 
-    def worth(self, plan: StepPlan) -> bool:
+    def worth(self, plan: WirePlan) -> bool:
         """Whether the step takes less time with a row for each of its tokens."""
-        num_new = np.fromiter((row.num_new for row in plan.rows), np.int64, len(plan.rows))
-        past = np.fromiter((row.past for row in plan.rows), np.int64, len(plan.rows))
+        num_new, past = plan.num_new, plan.past.copy()
         shared_reads = 0
-        shared = best_prefix(plan.shared, num_new)
+        shared = best_prefix(plan, num_new)
         if shared is not None:
             members = list(shared.rows)
             past[members] -= shared.length

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,9 +27,8 @@ from graftlm.core.model.qualify import starts_afresh_when_stretched
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from graftlm.core.execution.step_plan import StepPlan
     from graftlm.core.loaded_model import LoadedModel
-    from graftlm.core.sequence import Sequence
+    from graftlm.kernels.wire_plan import WirePlan
 
 Extension = Literal["chunks", "tokens", "recompute"]
 MIN_BRANCH = 16
@@ -40,10 +40,13 @@ SINGLE_TOKEN_COST = 4
 
 @dataclass(eq=False)
 class LaneState:
-    """The model's cache after the first `length` tokens of a sequence."""
+    """One sequence in the lane: its tokens so far, and the model's cache after the first `length` of them."""
 
-    cache: Any
-    length: int
+    tokens: array[int]
+    namespace: str = ""
+    num_prompt_tokens: int = 0
+    cache: Any = None
+    length: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +126,7 @@ class SerialRunner:
         self.loaded = loaded
         self.stretches_at = stretches_at
         self.snapshots = SnapshotStore(max_snapshots, max_bytes)
+        self._states: dict[int, LaneState] = {}
         self._parameters = frozenset(inspect.signature(loaded.model.forward).parameters)
         self._cache_name = cache_name(loaded.model.forward)
         self._keeps = accepts_logits_to_keep(loaded.model)
@@ -132,55 +136,63 @@ class SerialRunner:
 
     # -- prefixes ----------------------------------------------------------------------------------------------
 
-    def match(self, tokens: NDArray[np.int32], namespace: str = "") -> int:
-        """Length of the longest useful snapshot that `tokens` begin with.
+    def start(
+        self, number: int, ids: NDArray[np.int32], namespace: str = "", *, first_logit: int, num_prompt: int
+    ) -> int:
+        """Take in a sequence by its number, before the first of its steps.
 
-        Leave out of `tokens` what must run: at least the last one, whose logits are wanted.
+        ids          all its tokens, of which the first `num_prompt` are its prompt
+        first_logit  the first position whose logits are wanted: that token must run
+        -> length of the longest useful snapshot that it begins with
         """
-        found = self._usable(tokens, namespace)
+        self._states[number] = LaneState(array("i", ids.astype(np.int32, copy=False).tobytes()), namespace, num_prompt)
+        found = self._usable(ids[:first_logit], namespace)
         return len(found.tokens) if found is not None else 0
 
-    def publish(self, sequence: Sequence) -> None:
-        """Keep a snapshot of what `sequence` has computed so far."""
-        state = sequence.lane
-        if isinstance(state, LaneState) and state.cache is not None and not self._stretched(state.length):
-            tokens = np.array(sequence.tokens[: state.length], dtype=np.int32)
-            self.snapshots.add(tokens, sequence.request.namespace, state.cache)
+    def publish(self, number: int) -> None:
+        """Keep a snapshot of what a sequence has computed so far."""
+        state = self._states[number]
+        if state.cache is not None and not self._stretched(state.length):
+            tokens = np.array(state.tokens[: state.length], dtype=np.int32)
+            self.snapshots.add(tokens, state.namespace, state.cache)
 
-    def release(self, sequence: Sequence) -> None:
-        """Drop the cache of `sequence`."""
-        sequence.lane = None
+    def release(self, number: int) -> None:
+        """Drop a sequence and its cache, if it is here."""
+        self._states.pop(number, None)
 
     # -- forward -----------------------------------------------------------------------------------------------
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: WirePlan) -> torch.Tensor:
         """Compute the step. -> logits [num_logits, vocab_size] of `plan.logits_rows`."""
         wanted: list[torch.Tensor] = []
+        ends = plan.ends
+        num_logits_of = np.diff(np.searchsorted(plan.logits_rows, np.array([0, *ends]))).tolist()
         with torch.inference_mode():
-            for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
-                sequence, stop, first_logit = row.sequence, row.kv_len, max(row.kv_len - num_logits, row.past)
-                if self._stretched(sequence.num_prompt_tokens) and stop < sequence.num_prompt_tokens:
+            for row, number, num_logits in zip(plan.rows, plan.sequences.tolist(), num_logits_of, strict=True):
+                state, stop = self._states[number], row.kv_len
+                new = plan.input_ids[row.start : row.stop]
+                state.tokens[row.past : stop] = array("i", new.astype(np.int32).tobytes())
+                first_logit, num_prompt = max(stop - num_logits, row.past), state.num_prompt_tokens
+                if self._stretched(num_prompt) and stop < num_prompt:
                     if num_logits:  # scores of a part: the whole prompt runs for each
-                        whole = self._run(sequence, sequence.num_prompt_tokens, first_logit)
+                        whole = self._run(state, num_prompt, first_logit)
                         wanted.append(whole[:num_logits])
                     continue  # otherwise the prompt runs with its last part
-                logits = self._run(sequence, stop, first_logit)
+                logits = self._run(state, stop, first_logit)
                 if num_logits:
                     wanted.append(logits[-num_logits:])
         if not wanted:
             return torch.empty(0, self.loaded.vocab_size, device=self.loaded.device)
         return torch.cat(wanted)
 
-    def _run(self, sequence: Sequence, stop: int, first_logit: int) -> torch.Tensor:
+    def _run(self, state: LaneState, stop: int, first_logit: int) -> torch.Tensor:
         """Compute up to token `stop`. -> logits of tokens [first_logit, stop), at least of the last one."""
-        ids = np.array(sequence.tokens[:stop], dtype=np.int32)
-        namespace = sequence.request.namespace
+        ids = np.array(state.tokens[:stop], dtype=np.int32)
+        namespace = state.namespace
         first_logit = min(first_logit, stop - 1)
-        state = sequence.lane
-        if not isinstance(state, LaneState) or state.length > first_logit or not self._continues(state.length, stop):
+        if state.cache is None or state.length > first_logit or not self._continues(state.length, stop):
             found = None if self._stretched(stop) else self._usable(ids[:first_logit], namespace)
-            state = LaneState(None, 0) if found is None else LaneState(copy.deepcopy(found.cache), len(found.tokens))
-            sequence.lane = state
+            state.cache, state.length = (None, 0) if found is None else (copy.deepcopy(found.cache), len(found.tokens))
         # Where this prompt leaves another's path, a snapshot serves the next one that comes this way.
         wanting = state.length < first_logit and not self._stretched(stop)
         branch = self.snapshots.branch(ids[:first_logit], namespace) if wanting else 0
@@ -250,7 +262,7 @@ class SerialRunner:
             reference = self._call(ids, None, 0, len(ids), use_cache=False)[0].float()
             for way in ways:
                 self.extension = way
-                state = LaneState(None, 0)
+                state = LaneState(array("i"))
                 try:
                     # A first chunk, a second one from a copy as after a snapshot, and single tokens.
                     pieces = [self._extend(state, ids[:7], 0)]

@@ -1,85 +1,54 @@
-"""StepPlan: the tensors of one forward, built with numpy and copied to the device once."""
+"""StepPlan: the rows of one step for the scheduler, and the same rows as a WirePlan for the runner."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from graftlm.core.kv.pages import Extent, clip_range, coalesce
+from graftlm.core.kv.pages import coalesce
 from graftlm.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    import torch
+from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan, indptr_of, slots_of
 
 
 class PlanRow(NamedTuple):
-    """One sequence in one step: tokens [past, past + num_new) of it, at query rows [start, start + num_new).
+    """One sequence in one step: its tokens [past, past + num_new) are computed.
 
-    extents     slots of tokens [0, past + num_new) and perhaps of later ones, in order, neighbours joined.
-    slot_map     all slots of the sequence, the same object for as long as they stay the same
-    drafts      the last of the new tokens, which are guesses: the sequence does not have them yet
+    slot_map  all slots of the sequence
+    drafts    the last of the new tokens, which are guesses: the sequence does not have them yet
     """
 
     sequence: Sequence
-    start: int
     num_new: int
     past: int
-    extents: tuple[Extent, ...]
-    slot_map: SlotMap | None = None
+    slot_map: SlotMap
     drafts: tuple[int, ...] = ()
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.num_new
 
     @property
     def kv_len(self) -> int:
         return self.past + self.num_new
 
 
-@dataclass(frozen=True)
-class SharedPrefix:
-    """Rows whose first `length` tokens lie in the same slots, to be read once for all of them.
-
-    `rows` are indices into StepPlan.rows, `extents` the slots of the shared tokens.
-    """
-
-    length: int
-    extents: tuple[Extent, ...]
-    rows: tuple[int, ...]
-
-
 @dataclass(eq=False)
 class StepPlan:
-    """The rows and tensors of one forward pass.
+    """One step, as the engine's thread keeps it until its tokens are committed.
 
-    input_ids    int64 [num_tokens]   all rows' new tokens, one after the other
-    positions    int64 [num_tokens]
-    out_slots    int64 [num_tokens]   where each new token's K and V go
-    logits_rows  int64 [num_logits]   the query rows whose logits are wanted, in row order
-    num_logits_per_row  for each PlanRow, how many of `logits_rows` are its own (0, 1, or more when scoring)
-    kind         "decode" when every row has one new token, else "mixed"
-    token_sources  int32 [num_tokens]: which of the tokens that the last step sampled is this token, -1 for an id that
-                 the host knows; None where it knows all
+    rows  in the order of the wire plan's rows
+    num_logits_per_row  for each row, the number of its logits: 0, 1, or more when scoring and with drafts
+    wire  the part that the runner gets
     """
 
     rows: tuple[PlanRow, ...]
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    out_slots: torch.Tensor
-    logits_rows: torch.Tensor
     num_logits_per_row: tuple[int, ...]
-    kind: Literal["decode", "mixed"]
-    shared: tuple[SharedPrefix, ...] = field(default=())
-    token_sources: np.ndarray | None = None
+    wire: WirePlan
 
     @property
     def num_tokens(self) -> int:
-        return int(self.input_ids.shape[0])
+        return self.wire.num_tokens
 
     @property
     def num_drafts(self) -> int:
@@ -95,19 +64,18 @@ class ScheduledRow(NamedTuple):
     drafts: tuple[int, ...] = ()
 
 
-def slots_of(extents: Iterable[Extent], first: int, last: int) -> np.ndarray:
-    """Slots of tokens [first, last) of a sequence that lives in `extents`. int64 [last - first]."""
-    pieces = [np.arange(e.start, e.stop, dtype=np.int64) for e in clip_range(extents, first, last)]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+_numbers = count()
 
 
 class SlotMap:
     """All slots that a sequence holds, neighbours joined; kept with the sequence for as long as they stay the same.
 
-    `before` counts the tokens ahead of the last extent: where a sequence grows, only that one changes.
+    number   of this list of slots, as in WirePlan.slot_maps
+    before   tokens ahead of the last extent: while a sequence grows in place, only that extent changes
+    array    the extents, int64 [num_extents, 2]
     """
 
-    __slots__ = ("_shared", "_own", "_num_own", "_last", "extents", "before")
+    __slots__ = ("_shared", "_own", "_num_own", "_last", "number", "extents", "before", "array")
 
     def __init__(self, sequence: Sequence) -> None:
         own = sequence.kv.own
@@ -115,6 +83,8 @@ class SlotMap:
         self._last = own[-1] if own else None
         self.extents = tuple(coalesce([*sequence.kv.shared, *own]))
         self.before = sum(stop - start for start, stop in self.extents[:-1])
+        self.number = next(_numbers)
+        self.array = np.array(self.extents, np.int64).reshape(-1, 2)
 
     @classmethod
     def of(cls, sequence: Sequence) -> SlotMap:
@@ -149,9 +119,10 @@ def slot_at(extents: Iterable[Extent], position: int) -> int:
 
 
 def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan:
-    """Lay out the rows of one step: those with one new token, then the others."""
-    import torch
+    """Lay out the rows of one step: those with one new token, then the others.
 
+    share_decode  find the prefixes that rows share, so that kernels read them once
+    """
     rows: list[PlanRow] = []
     sources: list[int] = []
     ids: list[int] = []
@@ -164,7 +135,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
             break
         sequence = item.sequence
         past, held = sequence.progress.num_computed, SlotMap.of(sequence)
-        rows.append(PlanRow(sequence, start, 1, past, held.extents, held))
+        rows.append(PlanRow(sequence, 1, past, held))
         known = past < len(sequence.tokens)
         ids.append(sequence.tokens[past] if known else 0)
         sources.append(-1 if known else sequence.progress.pending_index)
@@ -179,29 +150,40 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         past = sequence.progress.num_computed
         stop = past + num_new
         held = SlotMap.of(sequence)
-        rows.append(PlanRow(sequence, start, num_new, past, held.extents, held, item.drafts))
+        rows.append(PlanRow(sequence, num_new, past, held, item.drafts))
         prompt = sequence.prompt_ids
         within = stop <= len(prompt) and not item.drafts
         new = prompt[past:stop] if within else np.array([*sequence.tokens[past:stop], *item.drafts], np.int64)
         pieces.append((new, np.arange(past, stop), slots_of(held.extents, past, stop)))
         logits_rows.extend(range(start + num_new - item.num_logits, start + num_new))
         start += num_new
-    input_ids, all_positions, out_slots = (np.concatenate(part, dtype=np.int64) for part in zip(*pieces, strict=True))
+    if len(rows) == num_decode:
+        ((input_ids, all_positions, out_slots),) = pieces
+    else:
+        input_ids, all_positions, out_slots = (
+            np.concatenate(part, dtype=np.int64) for part in zip(*pieces, strict=True)
+        )
     token_sources = None
     if any(source >= 0 for source in sources):
         token_sources = np.full(start, -1, np.int32)
         token_sources[:num_decode] = sources
-    return StepPlan(
-        rows=tuple(rows),
-        input_ids=torch.from_numpy(input_ids),
-        positions=torch.from_numpy(all_positions),
-        out_slots=torch.from_numpy(out_slots),
-        logits_rows=torch.tensor(logits_rows, dtype=torch.int64),
-        num_logits_per_row=tuple(map(_num_logits, scheduled)),
-        kind="decode" if num_decode == len(rows) else "mixed",
-        shared=find_shared(rows) if share_decode else (),
+    extents = [row.slot_map.array for row in rows]
+    wire = WirePlan(
+        input_ids=input_ids,
+        positions=all_positions,
+        out_slots=out_slots,
+        logits_rows=np.array(logits_rows, np.int64),
+        num_new=np.array([row.num_new for row in rows], np.int64),
+        past=np.array([row.past for row in rows], np.int64),
+        extents=np.concatenate(extents),
+        extent_ptr=indptr_of(list(map(len, extents))),
+        sequences=np.array([row.sequence.number for row in rows], np.int64),
+        slot_maps=np.array([row.slot_map.number for row in rows], np.int64),
         token_sources=token_sources,
     )
+    if share_decode and (shared := find_shared(rows)):
+        wire = wire.sharing(shared)
+    return StepPlan(tuple(rows), tuple(map(_num_logits, scheduled)), wire)
 
 
 def _is_chunk(item: ScheduledRow) -> bool:
@@ -227,7 +209,7 @@ def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length:
     together: dict[int, list[int]] = {}  # by their first: most rows share nothing and need no list
     for index in members:
         if rows[index].sequence.kv.num_shared > offset:
-            first = first_at.setdefault(slot_at(rows[index].extents, offset), index)
+            first = first_at.setdefault(slot_at(rows[index].slot_map.extents, offset), index)
             if first != index:
                 together.setdefault(first, [first]).append(index)
     saved = 0
@@ -239,18 +221,17 @@ def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length:
         if split_saved > whole:
             saved, groups = saved + split_saved, groups + split_groups
         elif whole:
-            prefix = SharedPrefix(common, tuple(clip_range(rows[group[0]].extents, 0, common)), tuple(group))
-            saved, groups = saved + whole, [*groups, prefix]
+            saved, groups = saved + whole, [*groups, SharedPrefix(common, tuple(group))]
     return saved, groups
 
 
 def _common_length(rows: list[PlanRow]) -> int:
     """How many leading tokens of all `rows` lie in the same slots."""
     length = min(row.sequence.kv.num_shared for row in rows)
-    first = rows[0].extents
+    first = rows[0].slot_map.extents
     for row in rows[1:]:
         common = 0
-        for (a_start, a_stop), (b_start, b_stop) in zip(first, row.extents, strict=False):
+        for (a_start, a_stop), (b_start, b_stop) in zip(first, row.slot_map.extents, strict=False):
             if a_start != b_start:
                 break
             common += min(a_stop, b_stop) - a_start

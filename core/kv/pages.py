@@ -9,20 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from graftlm.core.errors import EngineError
-
-
-class Extent(NamedTuple):
-    """Slots start, start + 1, ..., stop - 1."""
-
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
+from graftlm.kernels.wire_plan import Extent
 
 
 def coalesce(extents: Iterable[Extent]) -> list[Extent]:
@@ -34,18 +23,6 @@ def coalesce(extents: Iterable[Extent]) -> list[Extent]:
         elif extent.stop > extent.start:
             joined.append(extent)
     return joined
-
-
-def clip_range(extents: Iterable[Extent], first: int, last: int) -> list[Extent]:
-    """The slots of tokens [first, last) of a sequence that lives in `extents`, in order."""
-    kept: list[Extent] = []
-    offset = 0
-    for start, stop in extents:
-        low, high = max(first - offset, 0), min(last - offset, stop - start)
-        if low < high:
-            kept.append(Extent(start + low, start + high))
-        offset += stop - start
-    return kept
 
 
 class PagePool:

@@ -8,10 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from graftlm.core.config import CacheConfig
-from graftlm.core.kv.pages import Extent, PagePool, clip_range
+from graftlm.core.kv.pages import PagePool
 from graftlm.core.kv.radix import Node, Peek, RadixTree, eviction_key
 from graftlm.core.metrics import PrefixMiss
 from graftlm.core.sequence import Sequence
+from graftlm.kernels.wire_plan import Extent, clip_range
 
 GROWTH = 64  # slots taken at once for tokens to come
 MISS_TOKENS = 24  # how much of a missed prefix is kept for the report
@@ -29,9 +30,9 @@ MAX_SPARE = 8
 class SnapshotLane(Protocol):
     """A runner that keeps prefixes itself, as whole snapshots of a model's own cache."""
 
-    def match(self, tokens: np.ndarray, namespace: str) -> int: ...
-    def publish(self, sequence: Sequence) -> None: ...
-    def release(self, sequence: Sequence) -> None: ...
+    def start(self, number: int, ids: np.ndarray, namespace: str, *, first_logit: int, num_prompt: int) -> int: ...
+    def publish(self, number: int) -> None: ...
+    def release(self, number: int) -> None: ...
 
 
 class PrefixCache:
@@ -44,8 +45,8 @@ class PrefixCache:
         self.pool = PagePool(num_slots // config.page_size * config.page_size)
         self.tree = RadixTree(page_size=config.page_size, key=eviction_key(config))
         self.enabled = config.enabled and lane is None
-        self.lane = lane if config.enabled else None
-        self._releasing = lane
+        self.lane = lane
+        self._publishes = config.enabled
         self._pins: dict[int, Node] = {}
         self._pin_ids = itertools.count(1)
 
@@ -69,12 +70,13 @@ class PrefixCache:
 
     def start(self, sequence: Sequence) -> int:
         """Lock the cached prefix of `sequence` and make it the sequence's own beginning. -> its length in tokens"""
-        ids, namespace = sequence.ids[: sequence.first_logit], sequence.request.namespace
+        ids, first_logit, namespace = sequence.ids, sequence.first_logit, sequence.request.namespace
         if self.lane is not None:
-            return self.lane.match(ids, namespace)
+            num_prompt = sequence.num_prompt_tokens
+            return self.lane.start(sequence.number, ids, namespace, first_logit=first_logit, num_prompt=num_prompt)
         if not self.enabled:
             return 0
-        match = self.tree.match(ids, namespace)
+        match = self.tree.match(ids[:first_logit], namespace)
         self.tree.lock(match.node)
         kv = sequence.kv
         kv.node, kv.shared, kv.num_shared = match.node, match.extents, match.length
@@ -118,8 +120,8 @@ class PrefixCache:
         """Put what `sequence` has computed into the tree, in whole pages, for others to use."""
         kv, num_computed = sequence.kv, sequence.progress.num_computed
         if self.lane is not None:
-            if num_computed >= sequence.num_prompt_tokens:
-                self.lane.publish(sequence)
+            if self._publishes and num_computed >= sequence.num_prompt_tokens:
+                self.lane.publish(sequence.number)
             return
         known = min(num_computed, sequence.num_tokens)  # the tree's keys are ids, and later ones are not known
         length = known - known % self.tree.page_size
@@ -138,8 +140,8 @@ class PrefixCache:
         """Give back all that `sequence` holds, after publishing what it has computed if `publish`."""
         if publish:
             self.publish(sequence)
-        if self._releasing is not None:
-            self._releasing.release(sequence)
+        if self.lane is not None:
+            self.lane.release(sequence.number)
         kv = sequence.kv
         self.pool.free(kv.own)
         if kv.node is not None:

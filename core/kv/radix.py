@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graftlm.core.config import CacheConfig
-from graftlm.core.kv.pages import Extent, clip_range
+from graftlm.kernels.wire_plan import Extent, clip_range
 
 Ids = np.ndarray  # int32 [num_tokens]
 

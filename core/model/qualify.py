@@ -18,16 +18,12 @@ from torch import nn
 
 from graftlm.core.errors import ModelError
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PagedRunner
-from graftlm.core.execution.step_plan import PlanRow, StepPlan
-from graftlm.core.kv.pages import Extent, coalesce
-from graftlm.core.prompt_input import PromptInput
-from graftlm.core.request import Request
-from graftlm.core.sequence import Sequence
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
 from graftlm.kernels.cpu.attention.backend import attend
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.wire_plan import Extent, Row, WirePlan
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
@@ -300,26 +296,11 @@ def _plain(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def _plan(sequences: list[list[int]], places: tuple[list[Extent], ...], pieces: list[tuple[int, int]]) -> StepPlan:
+def _plan(sequences: list[list[int]], places: tuple[list[Extent], ...], pieces: list[tuple[int, int]]) -> WirePlan:
     """A step that computes tokens [first, last) of each sequence and wants all their logits."""
-    rows: list[PlanRow] = []
     ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
+    rows: list[Row] = []
     for tokens, place, (first, last) in zip(sequences, places, pieces, strict=True):
-        all_slots = [slot for extent in place for slot in range(extent.start, extent.stop)]
-        sequence = Sequence(Request(tokens), PromptInput(np.array(tokens, dtype=np.int32)))
-        extents = tuple(Extent(s, s + 1) for s in all_slots[:last])
-        rows.append(PlanRow(sequence, len(ids), last - first, first, tuple(coalesce(extents))))
+        rows.append(Row(len(ids), last - first, first, place))
         ids += tokens[first:last]
-        positions += range(first, last)
-        slots += all_slots[first:last]
-    return StepPlan(
-        rows=tuple(rows),
-        input_ids=torch.tensor(ids),
-        positions=torch.tensor(positions),
-        out_slots=torch.tensor(slots),
-        logits_rows=torch.arange(len(ids)),
-        num_logits_per_row=tuple(row.num_new for row in rows),
-        kind="mixed",
-    )
+    return WirePlan.of(rows, ids, range(len(ids)))

@@ -16,6 +16,7 @@ from graftlm.core.execution.step_plan import PlanRow, ScheduledRow, StepPlan
 from graftlm.core.sampling.sampler import is_greedy, not_finite
 from graftlm.core.scheduling.scheduler import AHEAD, Scheduler
 from graftlm.core.scheduling.step_times import StepPrices
+from graftlm.kernels.wire_plan import WirePlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -35,7 +36,7 @@ class StepRunner(Protocol):
 
     interrupt: NDArray[np.int64]
 
-    def decode(self, plan: StepPlan, ends: Seq[Seq[int]], num_steps: int) -> NDArray[np.int64] | None:
+    def decode(self, plan: WirePlan, ends: Seq[Seq[int]], num_steps: int) -> NDArray[np.int64] | None:
         """Run the step of `plan`, in which each row has one new token and one row of logits, and those after it.
 
         ends  for each row the tokens that end it; the step after which one has ended is the last
@@ -74,9 +75,9 @@ class StepsAhead:
         -> tokens, as of StepRunner.decode; None, with nothing done, for a step that is one by itself
         """
         num_steps = min(num_steps, *map(_num_slots, plan.rows))
-        if num_steps < 2 or plan.kind != "decode":
+        if num_steps < 2 or not plan.wire.is_decode:
             return None
-        return self.runner.decode(plan, [self._ends(row.sequence) for row in plan.rows], num_steps)
+        return self.runner.decode(plan.wire, [self._ends(row.sequence) for row in plan.rows], num_steps)
 
     def commit(self, plan: StepPlan, tokens: NDArray[np.int64], requests: RequestTracker) -> None:
         """Append what the steps have chosen."""
@@ -110,7 +111,7 @@ def _is_plain(sequence: Sequence) -> bool:
 def _num_slots(row: PlanRow) -> int:
     """The slots from that of the row's new token on that follow one another."""
     position = row.past
-    for start, stop in row.extents:
+    for start, stop in row.slot_map.extents:
         if position < stop - start:
             return stop - start - position
         position -= stop - start

@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.request import Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.sequence import Sequence as EngineSequence
+from graftlm.kernels.wire_plan import WirePlan
 from graftlm.plugins import manager
 from graftlm.testing.byte_tokenizer import byte_tokenizer
 
@@ -89,9 +90,13 @@ class ScriptedModel(nn.Module):
 
 
 class ScriptedRunner:
-    """Logits that follow the scripts of the requests. See `graftlm.core.engine_builder.Runner`."""
+    """Logits that follow the scripts of the requests. See `graftlm.core.engine_builder.Runner`.
+
+    running  the sequences that steps are made of: a script is that of a request, which no plan knows
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.running: Sequence[EngineSequence] = ()
         self._tokenizer = tokenizer
         self._texts = tokenizer.token_bytes
         self._ids = {text: i for i, text in reversed(list(enumerate(self._texts))) if text}
@@ -107,17 +112,17 @@ class ScriptedRunner:
         """Answer `request` with `answer`."""
         self._answers[request] = prompt_ids, answer.encode() if isinstance(answer, str) else answer
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: WirePlan) -> torch.Tensor:
         logits = self._elsewhere.repeat(len(plan.logits_rows), 1)
-        wanted = iter(enumerate(plan.logits_rows.tolist()))
-        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
-            prompt_ids, answer = self._answer_of(row.sequence)
-            for _ in range(num_logits):
-                i, query = next(wanted)
-                written = row.sequence.tokens[len(prompt_ids) : row.past + query - row.start + 1]
-                token_id = self._next(answer, b"".join(self._texts[token] for token in written))
-                if token_id is not None:
-                    logits[i, token_id] = _NEXT
+        sequences = {sequence.number: sequence for sequence in self.running}
+        of_row = np.searchsorted(plan.ends, plan.logits_rows, side="right").tolist()
+        for i, (query, index) in enumerate(zip(plan.logits_rows.tolist(), of_row, strict=True)):
+            row, sequence = plan.rows[index], sequences[int(plan.sequences[index])]
+            prompt_ids, answer = self._answer_of(sequence)
+            written = sequence.tokens[len(prompt_ids) : row.past + query - row.start + 1]
+            token_id = self._next(answer, b"".join(self._texts[token] for token in written))
+            if token_id is not None:
+                logits[i, token_id] = _NEXT
         return logits
 
     def _answer_of(self, sequence: EngineSequence) -> tuple[list[int], bytes]:
@@ -161,6 +166,7 @@ class ScriptedEngine(LocalEngine):
             step_tokens=config.max_step_tokens or 2048,
         )
         super().__init__(spec, tokenizer, config, wake=wake, finished=manager.load().request_finished)
+        runner.running = self.scheduler.running
         self._model = model
         self._runner = runner
         self._tokenizer = tokenizer

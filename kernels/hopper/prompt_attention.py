@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from graftlm.kernels.attention import Plan
 from graftlm.kernels.gpu.attention.prefill_path import PrefillCall
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 from graftlm.kernels.hopper.gather_kv import lay_out
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS, PromptLayout, padded, prompt_layout
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.wire_plan import WirePlan
 
 MIN_QUERIES = 400
 """Queries, of all heads of a KV head, that see a token which is laid out, on average."""
@@ -42,10 +42,10 @@ class PromptAttention(VerifiedPath):
         self._max_bytes = torch.cuda.get_device_properties(device).total_memory // SHARE if self.enabled else 0
         self._layout: PromptLayout | None = None
 
-    def prepare(self, plan: Plan, first_row: int) -> None:
+    def prepare(self, plan: WirePlan, first_row: int) -> None:
         self._layout = None
-        if self.enabled and sum(row.num_new for row in plan.rows[first_row:]) >= MIN_TOKENS:
-            self._layout = prompt_layout(plan.rows, first_row, plan.shared, self._device)
+        if self.enabled and plan.num_new[first_row:].sum() >= MIN_TOKENS:
+            self._layout = prompt_layout(plan, first_row, self._device)
 
     def forget(self) -> None:
         self._layout = None

@@ -6,14 +6,13 @@ prefix that several rows share lies there once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from graftlm.kernels.attention import Row, Shared
 from graftlm.kernels.transfer import send
+from graftlm.kernels.wire_plan import WirePlan
 
 MIN_TOKENS = 1280
 """New tokens of a step that is laid out: for so many a card takes longer than the host for one more launch a layer."""
@@ -82,23 +81,20 @@ class PromptLayout:
         return self._tiles[group]
 
 
-def prompt_layout(rows: Sequence[Row], first_row: int, shared: Sequence[Shared], device: torch.device) -> PromptLayout:
-    """Lay out rows [first_row, ...) of a step. `shared`: the plan's."""
-    taken = rows[first_row:]
-    start, new, past = (
-        np.fromiter((getattr(row, name) for row in taken), np.int64, len(taken))
-        for name in ("start", "num_new", "past")
-    )
+def prompt_layout(plan: WirePlan, first_row: int, device: torch.device) -> PromptLayout:
+    """Lay out rows [first_row, ...) of a step."""
+    new, past = plan.num_new[first_row:], plan.past[first_row:]
+    start = plan.ends[first_row:] - new
     shared_len = np.zeros_like(past)
     prefix = np.full_like(past, -1)
     stretches: list[tuple[int, int, int, int, int]] = []
-    for found in shared:
-        members = [r - first_row for r in found.rows if r >= first_row and rows[r].past >= found.length]
+    for found in plan.shared:
+        members = [r - first_row for r in found.rows if r >= first_row and plan.past[r] >= found.length]
         if len(members) > 1:
             shared_len[members], prefix[members] = found.length, len(stretches)
             stretches.append((first_row + members[0], 0, found.length, 0, 0))
     num_shared, cached = len(stretches), past - shared_len
-    own = zip(range(first_row, len(rows)), *(x.tolist() for x in (shared_len, cached, new, start)), strict=True)
+    own = zip(range(first_row, plan.num_rows), *(x.tolist() for x in (shared_len, cached, new, start)), strict=True)
     array = np.array([*stretches, *own], np.int64)
     counts = -(-(array[:, 2] + array[:, 3]) // BLOCK)
     begins = BLOCK * (np.cumsum(counts) - counts)
@@ -110,7 +106,7 @@ def prompt_layout(rows: Sequence[Row], first_row: int, shared: Sequence[Shared],
         num_tokens=BLOCK * len(blocks),
         num_pairs=int((new * (2 * past + new + 1) // 2).sum()),
         longest=int((past + new).max()),
-        dense=len(taken) == 1 and not past.any(),
+        dense=len(new) == 1 and not past.any(),
         blocks=send(blocks, device),
         _rows=np.stack([start, new, np.where(prefix >= 0, begins[prefix], 0), shared_len, begins[num_shared:], cached]),
     )

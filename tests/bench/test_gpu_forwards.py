@@ -128,8 +128,8 @@ def test_what_is_neither_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_decode_row_lies_in_two_ranges_of_slots() -> None:
     plan = plan_of(Step.of("2", context=9, num_tokens=100), first=100, vocab_size=50)
-    assert plan.kind == "decode" and plan.positions.tolist() == [8, 8]
-    assert [row.extents for row in plan.rows] == [((100, 108), (116, 117)), ((108, 116), (117, 118))]
+    assert plan.is_decode and plan.positions.tolist() == [8, 8]
+    assert [row.extents for row in plan.rows] == [[(100, 108), (116, 117)], [(108, 116), (117, 118)]]
     assert plan.out_slots.tolist() == [116, 117]
 
 

@@ -21,10 +21,10 @@ from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
 from graftlm.core.errors import GraftError, RequestCancelled, RequestTimeout, RequestTooLong
-from graftlm.core.execution.step_plan import StepPlan, slots_of
 from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.text.tokenizer import Tokenizer
+from graftlm.kernels.wire_plan import WirePlan, slots_of
 from tests.faults import InjectedExit, InjectedFault, failing
 from tests.models import byte_tokenizer
 
@@ -47,7 +47,7 @@ class SummingRunner:
     def __init__(self) -> None:
         self.store = np.zeros(NUM_SLOTS, dtype=np.int64)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: WirePlan) -> torch.Tensor:
         ids, out = plan.input_ids.tolist(), plan.out_slots.tolist()
         tokens = [0] * len(ids)
         for row in plan.rows:
@@ -60,7 +60,7 @@ class SummingRunner:
                 tokens[row.start + i] = _next_token(self.store[slots[: place + 1]])
         return self.logits(plan, tokens)
 
-    def logits(self, plan: StepPlan, tokens: list[int]) -> torch.Tensor:
+    def logits(self, plan: WirePlan, tokens: list[int]) -> torch.Tensor:
         logits = torch.zeros(len(plan.logits_rows), VOCAB_SIZE)
         for i, query in enumerate(plan.logits_rows.tolist()):
             logits[i, tokens[query]] = 50.0

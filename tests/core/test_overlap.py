@@ -16,12 +16,12 @@ import torch
 from graftlm.core import engine as engine_module
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.errors import EngineError, GrammarError, RequestCancelled
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
 from graftlm.core.sequence import Sequence, SequenceGroup
+from graftlm.kernels.wire_plan import WirePlan
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 NEW = 12
@@ -170,7 +170,7 @@ def test_a_step_makes_few_objects_that_the_garbage_collector_counts() -> None:
             engine.step()
         forward = engine.runner.forward
 
-        def counted(plan: StepPlan) -> torch.Tensor:
+        def counted(plan: WirePlan) -> torch.Tensor:
             made.append(gc.get_count()[0])  # the rows of two steps live now, and one of them is new
             return forward(plan)
 
@@ -245,7 +245,7 @@ def recording(
     def body(engine: Any) -> None:
         forward, result = engine.runner.forward, Drawn.result
 
-        def launched(plan: StepPlan) -> torch.Tensor:
+        def launched(plan: WirePlan) -> torch.Tensor:
             events.append("launch")
             return forward(plan)
 

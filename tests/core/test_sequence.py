@@ -23,7 +23,6 @@ OWNERS = {
     "bounds": "scheduling/request_tracker.py",
     "group": "sequence.py",
     "slot_map": "execution/step_plan.py",
-    "lane": "execution/serial.py",
     "draft": "scheduling/speculation.py",
 }
 

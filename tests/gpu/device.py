@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from graftlm.core.config import CacheConfig
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.runtime import Runtime
+from graftlm.core.sequence import Sequence
+from graftlm.kernels.wire_plan import WirePlan
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 SHAPES = ["llama", "qwen3", "mistral", "gemma3", "phi3", "gpt2"]
@@ -30,10 +31,16 @@ def family(num: int, shared: int = 40, own: int = 9) -> list[list[int]]:
     return [start + random_prompt(own + i % 5, seed=100 + i) for i in range(num)]
 
 
-def replace_forward(runtime: Runtime, wrap: Callable[[Any, StepPlan], torch.Tensor]) -> None:
+def replace_forward(runtime: Runtime, wrap: Callable[[Any, WirePlan], torch.Tensor]) -> None:
     """Let `wrap(runner, plan)` compute every step; `type(runner).forward(runner, plan)` is what it replaces."""
     runner = runtime.load()._thread.engine.runner
     runner.forward = lambda plan: wrap(runner, plan)
+
+
+def sequences_of(runtime: Runtime, plan: WirePlan, rows: Iterable[int]) -> list[Sequence]:
+    """The engine's sequences that some rows of a plan belong to."""
+    running = {sequence.number: sequence for sequence in runtime.load()._thread.engine.scheduler.running}
+    return [running[int(plan.sequences[row])] for row in rows]
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -44,11 +51,12 @@ def error_of_decode(runtime: Runtime, reference: Any, num_rows: int) -> float:
     """How far logits of steps in which so many rows decode are from those of the model `reference`, relative."""
     steps: list[tuple[Any, int, torch.Tensor]] = []
 
-    def record(runner: Any, plan: StepPlan) -> torch.Tensor:
+    def record(runner: Any, plan: WirePlan) -> torch.Tensor:
         logits: torch.Tensor = type(runner).forward(runner, plan)
-        if plan.kind == "decode" and len(plan.rows) == num_rows:
+        if plan.is_decode and plan.num_rows == num_rows:
             kept = logits.float().cpu()
-            steps.extend((row.sequence, row.kv_len, kept[i]) for i, row in enumerate(plan.rows))
+            sequences = sequences_of(runtime, plan, range(num_rows))
+            steps.extend((sequences[i], row.kv_len, kept[i]) for i, row in enumerate(plan.rows))
         return logits
 
     replace_forward(runtime, record)
@@ -63,10 +71,10 @@ def difference_of_graphs(runtime: Runtime, num_rows: int) -> float:
     """How far replayed steps in which so many rows decode are from the same steps run eagerly, relative, at most."""
     differences: list[float] = []
 
-    def compare(runner: Any, plan: StepPlan) -> torch.Tensor:
+    def compare(runner: Any, plan: WirePlan) -> torch.Tensor:
         assert runner.graphs, "nothing was captured"
         replayed = type(runner).forward(runner, plan).clone()
-        if plan.kind == "decode" and len(plan.rows) == num_rows:
+        if plan.is_decode and plan.num_rows == num_rows:
             differences.append(relative(replayed, runner.eager.forward(plan)))
         return replayed
 

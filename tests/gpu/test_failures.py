@@ -25,7 +25,7 @@ from tests.gpu.device import GREEDY, on_gpu, replace_forward
 from tests.models import random_prompt
 
 def break_the_device(runner, plan):
-    if armed and (plan.kind == "decode") == (when == "decode"):
+    if armed and plan.is_decode == (when == "decode"):
         torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
     return type(runner).forward(runner, plan)
 

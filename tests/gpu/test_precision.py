@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.kernels.gpu.linear import batch_invariant_matmul
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import LARGE, MANY_ROWS, SMALL, ProductTile, product
 from graftlm.kernels.linear_kernels import OneOrder
+from graftlm.kernels.wire_plan import WirePlan
 from tests.gpu.device import GREEDY, NEW, SHAPES, family, on_gpu, relative, replace_forward
 from tests.models import random_prompt, tiny_model
 
@@ -25,7 +25,7 @@ def test_bfloat16_logits_of_prefill_and_decode_are_near_those_of_float32(kind: s
     prompt = random_prompt(150)
     steps: list[torch.Tensor] = []
 
-    def record(runner: Any, plan: StepPlan) -> torch.Tensor:
+    def record(runner: Any, plan: WirePlan) -> torch.Tensor:
         logits: torch.Tensor = type(runner).forward(runner, plan)
         steps.append(logits.float().cpu())
         return logits
@@ -47,12 +47,12 @@ def test_replaying_a_graph_computes_what_running_eagerly_does(kind: str, dtype: 
     """Eight rows have a graph of their own size, so both take the same kernels; five are padded."""
     differences: dict[int, list[float]] = {}
 
-    def compare(runner: Any, plan: StepPlan) -> torch.Tensor:
+    def compare(runner: Any, plan: WirePlan) -> torch.Tensor:
         assert runner.graphs, "nothing was captured"
         replayed = type(runner).forward(runner, plan).clone()
-        if plan.kind == "decode":
+        if plan.is_decode:
             eager = runner.eager.forward(plan)
-            differences.setdefault(len(plan.rows), []).append(relative(replayed, eager))
+            differences.setdefault(plan.num_rows, []).append(relative(replayed, eager))
         return replayed
 
     with on_gpu(kind, dtype) as runtime:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.execution.cuda_graphs import WIDE
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
-from tests.gpu.device import family, relative, replace_forward
+from graftlm.kernels.wire_plan import WirePlan
+from tests.gpu.device import family, relative, replace_forward, sequences_of
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -35,11 +36,12 @@ def test_logits_are_near_those_of_float32(kind: str, dim: int, kv: Any) -> None:
     steps: list[tuple[list[int], torch.Tensor]] = []
     laid_out: list[int] = []
 
-    def record(runner: Any, plan: StepPlan) -> torch.Tensor:
+    def record(runner: Any, plan: WirePlan) -> torch.Tensor:
         logits: torch.Tensor = type(runner).forward(runner, plan)
-        wanted = [row for row, count in zip(plan.rows, plan.num_logits_per_row, strict=True) if count]
+        of_row = np.searchsorted(plan.ends, plan.logits_rows, side="right").tolist()
         steps.extend(
-            (list(row.sequence.tokens[: row.kv_len]), x.float().cpu()) for row, x in zip(wanted, logits, strict=True)
+            (list(sequence.tokens[: plan.rows[index].kv_len]), x.float().cpu())
+            for index, sequence, x in zip(of_row, sequences_of(runtime, plan, of_row), logits, strict=True)
         )
         layout = runner.attention.prompts._layout
         if plan.num_tokens >= MIN_TOKENS and layout is not None:

@@ -4,23 +4,17 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
-from graftlm.core.execution.step_plan import PlanRow, StepPlan
 from graftlm.core.fusion.gpu_layers import FusedLayer
 from graftlm.core.fusion.gpu_modules import PackedProjections, fuse_gpu
-from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import batch_dependence
-from graftlm.core.prompt_input import PromptInput
-from graftlm.core.request import Request
-from graftlm.core.sequence import Sequence
 from graftlm.kernels import linear_dispatch
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight import Bits12Weight
@@ -28,6 +22,7 @@ from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.linear_kernels import Bits12, LinearKernel, Role, Rows, Run
 from graftlm.kernels.weight import PlainWeight, Weight, hold_as, weight_of
+from graftlm.kernels.wire_plan import Extent, Row, WirePlan
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 KINDS = ["gemma2", "gemma3", "glm4", "granite", "olmo2", "cohere", "starcoder2"]
@@ -237,23 +232,12 @@ def test_a_layer_reads_weights_in_12_bits_unless_that_changes_its_output(
     assert all(type(weight_of(module)) is PlainWeight for module in linears)
 
 
-def prefill_plan(prompts: list[list[int]]) -> StepPlan:
+def prefill_plan(prompts: list[list[int]]) -> WirePlan:
     """A step that computes whole prompts, each in slots of its own, and wants all logits."""
     ends = list(itertools.accumulate(len(p) for p in prompts))
     starts = [0, *ends[:-1]]
-    num_tokens = ends[-1]
-    return StepPlan(
-        rows=tuple(
-            PlanRow(Sequence(Request(p), PromptInput(np.array(p, np.int32))), start, len(p), 0, (Extent(start, end),))
-            for p, start, end in zip(prompts, starts, ends, strict=True)
-        ),
-        input_ids=torch.tensor([token for p in prompts for token in p]),
-        positions=torch.cat([torch.arange(len(p)) for p in prompts]),
-        out_slots=torch.arange(num_tokens),
-        logits_rows=torch.arange(num_tokens),
-        num_logits_per_row=tuple(map(len, prompts)),
-        kind="mixed",
-    )
+    rows = [Row(start, end - start, 0, (Extent(start, end),)) for start, end in zip(starts, ends, strict=True)]
+    return WirePlan.of(rows, [token for p in prompts for token in p], range(ends[-1]))
 
 
 def test_a_layer_that_computes_something_else_keeps_its_own_forward_and_says_why() -> None:

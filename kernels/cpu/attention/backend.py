@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from graftlm.kernels.attention import LayerSpec, Plan, Row
+from graftlm.kernels.attention import Attention, LayerSpec
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.amx import HAS_TILES
 from graftlm.kernels.cpu.attention.metadata import (
@@ -29,6 +29,7 @@ from graftlm.kernels.cpu.attention.metadata import (
 )
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.transfer import send
+from graftlm.kernels.wire_plan import Row, WirePlan
 
 if TYPE_CHECKING:
     from graftlm.kernels.cpu.attention.decode import CompiledDecode
@@ -87,7 +88,7 @@ def merge(a: Partial, b: Partial) -> Partial:
     return Partial(out.addcmul_(b.out.float(), (b.lse - lse).exp_()[..., None]), lse)
 
 
-class TorchAttention:
+class TorchAttention(Attention):
     """The attention kernel for CPUs, and the definition that other kernels are compared with.
 
     compiled  whether the compiled loops may be used rather than their definition in torch; `compiles` whether they are
@@ -95,7 +96,7 @@ class TorchAttention:
 
     def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
         self.store = store
-        self._plan: Plan | None = None
+        self._plan: WirePlan | None = None
         self._out_slots = torch.empty(0, dtype=torch.int64, device=store.device)
         self._metadata: dict[tuple[int | None, int | None, bool], AttentionMetadata] = {}
         self.compiles = (
@@ -113,7 +114,10 @@ class TorchAttention:
             return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
         return None
 
-    def prepare(self, plan: Plan) -> None:
+    def reads_in_place(self, dtype: torch.dtype) -> bool:
+        return self.compiles and self.store.dtype is dtype
+
+    def prepare(self, plan: WirePlan) -> None:
         self._plan = plan
         self._metadata = {}
         self._out_slots = send(plan.out_slots, self.store.device)
@@ -124,7 +128,7 @@ class TorchAttention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        plan: Plan | None,
+        plan: WirePlan | None,
         params: AttentionParams,
     ) -> torch.Tensor:
         assert plan is not None  # this kernel is not captured
@@ -141,13 +145,13 @@ class TorchAttention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        plan: Plan | None,
+        plan: WirePlan | None,
         params: AttentionParams,
         tokens: torch.Tensor,
     ) -> torch.Tensor:
         """`forward`, but for the output of some `tokens` [num_wanted] of the step alone. -> [num_wanted, Hq, Dv]"""
         assert plan is not None
-        if len(tokens) * _MIN_TOKENS > len(q) or plan.shared:
+        if len(tokens) * _MIN_TOKENS > len(q) or len(plan.prefix_lens):
             return self.forward(layer, q, k, v, plan, params).index_select(0, tokens)
         if plan is not self._plan:
             self.prepare(plan)
@@ -172,7 +176,7 @@ class TorchAttention:
         return _LayerPass(k_store, v_store, params, loops).run(q, k, v, metadata)
 
     def metadata(
-        self, plan: Plan, window: int | None, block_size: int | None, has_tiles: bool = False
+        self, plan: WirePlan, window: int | None, block_size: int | None, has_tiles: bool = False
     ) -> AttentionMetadata:
         """The prepared plan for layers with this window and loops that read `block_size` queries together.
 
@@ -253,7 +257,7 @@ class _LayerPass:
             assert self.loops is not None and self.loops.prefill is not None
             self.loops.prefill.run(q, stores, metadata.blocks, scale, *result)
         for chunk in metadata.chunks:
-            here = slice(chunk.row.start, chunk.row.start + chunk.row.num_new)
+            here = slice(chunk.row.start, chunk.row.stop)
             part = self.chunk(q[here], k[here], v[here], chunk)
             result.out[here] = part.out
             result.lse[here] = part.lse
@@ -303,7 +307,7 @@ class _LayerPass:
     def chunk(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: Chunk) -> Partial:
         """Attend several new tokens of one row, without a shared prefix. q [n, Hq, Dk] -> [n, Hq, Dv], [n, Hq]"""
         window = self.params.window
-        if window is not None and chunk.row.past + chunk.row.num_new > window:
+        if window is not None and chunk.row.kv_len > window:
             return self.windowed_chunk(q, chunk.row, window)
         heads = self.by_kv_head(q)
         own = self._attend(

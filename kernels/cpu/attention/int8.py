@@ -10,17 +10,19 @@ from __future__ import annotations
 import importlib.util
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from graftlm.kernels.attention import LayerSpec, Plan, Row
+from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu import INT8_LARGEST, INT8_LEAST_SCALE
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.attention.metadata import AttentionMetadata, Span, spans_of
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.wire_plan import WirePlan, indptr_of
 
 if TYPE_CHECKING:
     from graftlm.kernels.cpu.attention.decode import CompiledDecode
@@ -34,72 +36,32 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (whole + torch.copysign(torch.tensor(0.5), whole)).to(torch.int8), scale
 
 
-@dataclass(frozen=True)
-class _Row:
-    """As Row of kernels/attention.py."""
-
-    start: int
-    num_new: int
-    past: int
-    extents: tuple[range, ...]
-    slot_map: None = None
-
-
-@dataclass(frozen=True)
-class _Shared:
-    length: int
-    extents: tuple[range, ...]
-    rows: Sequence[int]
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """A plan with other slots, or without its shared prefixes."""
-
-    given: Plan
-    rows: Sequence[Row]
-    out_slots: torch.Tensor
-    shared: Sequence[_Shared] = ()
-
-    @property
-    def input_ids(self) -> torch.Tensor:
-        return self.given.input_ids
-
-    @property
-    def positions(self) -> torch.Tensor:
-        return self.given.positions
-
-
 class SeenSlots:
     """The slots that the rows of a plan see, and the same plan over a store that has these slots alone, in order.
 
     spans  of slots first, ..., last - 1, in order, none of which touch
     """
 
-    def __init__(self, plan: Plan) -> None:
-        of_rows = [spans_of(row.extents, 0, row.past + row.num_new) for row in plan.rows]
+    def __init__(self, plan: WirePlan) -> None:
+        of_rows = [spans_of(row.extents, 0, row.kv_len) for row in plan.rows]
         self.spans = _joined([span for spans in of_rows for span in spans])
         self._firsts = [first for first, _ in self.spans]
         self._places = [0]
         for first, last in self.spans:
             self._places.append(self._places[-1] + last - first)
         self.num_slots = self._places[-1]
-        rows = [
-            _Row(row.start, row.num_new, row.past, self._moved(spans))
-            for row, spans in zip(plan.rows, of_rows, strict=True)
-        ]
-        shared = [
-            _Shared(one.length, self._moved(spans_of(one.extents, 0, one.length)), one.rows) for one in plan.shared
-        ]
-        slots = torch.tensor([self._place(slot) for slot in plan.out_slots.tolist()])
-        self.plan = _Plan(plan, rows, slots, shared)
+        moved = [(self._place(first), self._place(first) + last - first) for spans in of_rows for first, last in spans]
+        self.plan = replace(
+            plan,
+            out_slots=np.array([self._place(slot) for slot in plan.out_slots.tolist()], np.int64),
+            extents=np.array(moved, np.int64).reshape(-1, 2),
+            extent_ptr=indptr_of(list(map(len, of_rows))),
+            slot_maps=np.full(plan.num_rows, -1, np.int64),
+        )
 
     def _place(self, slot: int) -> int:
         index = bisect_right(self._firsts, slot) - 1
         return self._places[index] + slot - self._firsts[index]
-
-    def _moved(self, spans: Sequence[Span]) -> tuple[range, ...]:
-        return tuple(range(self._place(first), self._place(first) + last - first) for first, last in spans)
 
     def widen(self, store: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
         """out = store times scales, of what is seen; store [num_slots, num_kv_heads, dim], scales without dim"""
@@ -121,16 +83,15 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
 class Int8Attention(TorchAttention):
     """TorchAttention over a store in int8, for models in float32 or bfloat16.
 
-    compiled        whether compiled loops may be used rather than their definition in torch; `reads_in_place` whether
-                    they are
+    compiled  use compiled loops where numba is installed, rather than their definition in torch
     """
 
     def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
         super().__init__(store, compiled=False)
         assert store.token_scales is not None
         self._scales = store.token_scales
-        self.reads_in_place = compiled and importlib.util.find_spec("numba") is not None
-        self._alone: Plan | None = None
+        self._compiles = compiled and importlib.util.find_spec("numba") is not None
+        self._alone: WirePlan | None = None
         self._seen: SeenSlots | None = None
         self._inner: TorchAttention | None = None
         self._decodes: dict[tuple[int, int, int, bool], CompiledDecode] = {}
@@ -140,10 +101,13 @@ class Int8Attention(TorchAttention):
             return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
         return None
 
-    def prepare(self, plan: Plan) -> None:
+    def reads_in_place(self, dtype: torch.dtype) -> bool:
+        return self._compiles
+
+    def prepare(self, plan: WirePlan) -> None:
         super().prepare(plan)
         self._seen = None
-        self._alone = _Plan(plan, plan.rows, plan.out_slots)
+        self._alone = plan.sharing(())
 
     def metadata_alone(self, window: int | None) -> AttentionMetadata:
         """The prepared plan for loops that read queries one by one, as if no rows shared a prefix."""
@@ -156,7 +120,7 @@ class Int8Attention(TorchAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        plan: Plan | None,
+        plan: WirePlan | None,
         params: AttentionParams,
     ) -> torch.Tensor:
         assert plan is not None
@@ -175,7 +139,7 @@ class Int8Attention(TorchAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        plan: Plan | None,
+        plan: WirePlan | None,
         params: AttentionParams,
         tokens: torch.Tensor,
     ) -> torch.Tensor:
@@ -201,7 +165,7 @@ class Int8Attention(TorchAttention):
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor | None:
         """`forward` by the compiled loop; None, with nothing done, where it cannot be."""
-        if not self.reads_in_place or params.sinks is not None or not q.dtype == k.dtype == v.dtype:
+        if not self._compiles or params.sinks is not None or not q.dtype == k.dtype == v.dtype:
             return None
         metadata = self.metadata_alone(params.window)
         if metadata.chunks:
@@ -233,10 +197,10 @@ class Int8Attention(TorchAttention):
             found = self._decodes[shape] = CompiledDecode(*shape[:3], q.dtype, capped=capped, int8=True)
         return found
 
-    def _widened(self, layer: int, dtype: torch.dtype, plan: Plan) -> tuple[TorchAttention, Plan]:
+    def _widened(self, layer: int, dtype: torch.dtype, plan: WirePlan) -> tuple[TorchAttention, WirePlan]:
         """The kernel over what this layer has of the slots that are seen, in `dtype`, and the plan over these."""
         if self._inner is None:
-            self._inner = TorchAttention(KVStore([], 0, dtype), compiled=self.reads_in_place)
+            self._inner = TorchAttention(KVStore([], 0, dtype), compiled=self._compiles)
         if self._seen is None:
             self._seen = SeenSlots(plan)
             self._inner.prepare(self._seen.plan)

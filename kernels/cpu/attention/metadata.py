@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graftlm.kernels.attention import Plan, Row, SlotRange
 from graftlm.kernels.cpu import MAX_RUN
+from graftlm.kernels.wire_plan import Extent, Row, WirePlan, indptr_of
 
 Span = tuple[int, int]
 """Slots first, ..., last - 1."""
@@ -50,9 +50,9 @@ class DecodeQueries:
         """From (query, its spans), in any order, and the lengths of the runs; None makes each query its own run."""
         return cls(
             np.array([query for query, _ in queries], np.int64),
-            _indptr([len(spans) for _, spans in queries]),
+            indptr_of([len(spans) for _, spans in queries]),
             _spans([spans for _, spans in queries]),
-            _indptr([1] * len(queries) if runs is None else runs),
+            indptr_of([1] * len(queries) if runs is None else runs),
         )
 
     @cached_property
@@ -93,9 +93,9 @@ class QueryBlocks:
         return cls(
             np.array([q for queries, _, _ in blocks for q in queries], np.int64),
             np.array([n for _, visible, _ in blocks for n in visible], np.int64),
-            _indptr([len(queries) for queries, _, _ in blocks]),
+            indptr_of([len(queries) for queries, _, _ in blocks]),
             _spans([spans for _, _, spans in blocks]),
-            _indptr([len(spans) for _, _, spans in blocks]),
+            indptr_of([len(spans) for _, _, spans in blocks]),
         )
 
     @classmethod
@@ -105,7 +105,7 @@ class QueryBlocks:
             return parts[0] if parts else None
         query, visible, spans = (np.concatenate([getattr(x, n) for x in parts]) for n in ("query", "visible", "spans"))
         query_ptr, span_ptr = (
-            _indptr(np.concatenate([np.diff(getattr(x, name)) for x in parts]).tolist())
+            indptr_of(np.concatenate([np.diff(getattr(x, name)) for x in parts]).tolist())
             for name in ("query_ptr", "span_ptr")
         )
         return cls(query, visible, query_ptr, spans, span_ptr)
@@ -116,10 +116,6 @@ class QueryBlocks:
         arrays = (self.query, self.visible, self.query_ptr, self.spans, self.span_ptr)
         a, b, c, d, e = (array.ctypes.data for array in arrays)
         return a, b, c, d, e
-
-
-def _indptr(lengths: Sequence[int]) -> NDArray[np.int64]:
-    return np.cumsum([0, *lengths], dtype=np.int64)
 
 
 def _spans(of_each: Sequence[list[Span]]) -> NDArray[np.int64]:
@@ -165,12 +161,11 @@ class AttentionMetadata:
     prefixes: list[SharedPrefix]
 
 
-def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
+def spans_of(extents: Sequence[Extent], first: int, last: int) -> list[Span]:
     """The spans of slots that hold tokens [first, last) of a sequence."""
     spans: list[Span] = []
     offset = 0
-    for extent in extents:
-        start, stop = extent.start, extent.stop
+    for start, stop in extents:
         low, high = max(first - offset, 0), min(last - offset, stop - start)
         if low < high:
             spans.append((start + low, start + high))
@@ -192,9 +187,9 @@ def _fills_tiles(num_queries: int, num_keys: int, spans: Sequence[Span]) -> bool
     return num_queries >= _FEW_TILE_QUERIES and num_keys >= _MANY_TILE_KEYS and mean >= _FEW_TILE_SPAN
 
 
-def metadata_of(plan: Plan, window: int | None, tokens: Sequence[int]) -> AttentionMetadata:
+def metadata_of(plan: WirePlan, window: int | None, tokens: Sequence[int]) -> AttentionMetadata:
     """A step's metadata for some tokens' queries alone, each read by itself: the i-th query is that of tokens[i]."""
-    rows = {t: row for row in plan.rows for t in range(row.start, row.start + row.num_new)}
+    rows = {t: row for row in plan.rows for t in range(row.start, row.stop)}
     singles: list[tuple[int, list[Span]]] = []
     for query, token in enumerate(tokens):
         row = rows[token]
@@ -204,7 +199,7 @@ def metadata_of(plan: Plan, window: int | None, tokens: Sequence[int]) -> Attent
 
 
 def build_metadata(
-    plan: Plan, window: int | None, block_size: int | None, device: torch.device, has_tiles: bool = False
+    plan: WirePlan, window: int | None, block_size: int | None, device: torch.device, has_tiles: bool = False
 ) -> AttentionMetadata:
     """Sort a step's rows into single queries, blocks and chunks for layers with this window, and find shared prefixes.
 
@@ -216,12 +211,12 @@ def build_metadata(
     covered = [0] * len(rows)  # tokens of each row that a shared prefix has
     prefixes: list[SharedPrefix] = []
     for shared in plan.shared:
-        if window is not None and max(rows[i].past + rows[i].num_new for i in shared.rows) > window:
+        if window is not None and max(rows[i].kv_len for i in shared.rows) > window:
             continue  # these rows no longer see all of it: each reads what it sees by itself
         for i in shared.rows:
             covered[i] = shared.length
-        queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].start + rows[i].num_new)]
-        spans = spans_of(shared.extents, 0, shared.length)
+        queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].stop)]
+        spans = spans_of(rows[shared.rows[0]].extents, 0, shared.length)
         blocks: list[Block] | None = None
         if block_size is not None and not (has_tiles and _fills_tiles(len(queries), shared.length, spans)):
             blocks = _blocks(queries, [shared.length] * len(queries), spans, block_size)
@@ -233,7 +228,7 @@ def build_metadata(
     chunks: list[Chunk] = []
     in_blocks: list[Block] = []
     for row, first_own in zip(rows, covered, strict=True):
-        length = row.past + row.num_new
+        length = row.kv_len
         before = spans_of(row.extents, first_own, row.past) if row.num_new > max_single else []
         if row.num_new <= max_single:
             for i in range(row.num_new):
@@ -247,12 +242,12 @@ def build_metadata(
         elif block_size is not None and (window is None or length <= window):
             visible = list(range(row.past - first_own + 1, length - first_own + 1))
             spans = spans_of(row.extents, first_own, length)
-            in_blocks += _blocks(list(range(row.start, row.start + row.num_new)), visible, spans, block_size)
+            in_blocks += _blocks(list(range(row.start, row.stop)), visible, spans, block_size)
         else:
             chunks.append(Chunk(row, before))
     return AttentionMetadata(
         DecodeQueries.of(singles, runs),
-        all(row.num_new == 1 for row in rows),
+        plan.is_decode,
         QueryBlocks.of(in_blocks) if in_blocks else None,
         chunks,
         prefixes,

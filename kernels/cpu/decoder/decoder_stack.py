@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graftlm.kernels.attention import Plan
+from graftlm.kernels.attention import Attention
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.attention.int8 import Int8Attention
@@ -23,6 +23,7 @@ from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, SkinnyLinear
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.norm import Norm
+from graftlm.kernels.wire_plan import WirePlan
 
 Rotations = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 """cos and sin of positions 0, ..., n - 1: [n, rotary_dim], both halves equal."""
@@ -86,13 +87,12 @@ class DecoderStack:
         panels = [p for w in self.layers.weights for p in w.all_panels]
         return [*((p.address, p.address + p.num_bytes) for p in panels), *self.head.memory]
 
-    def run(
-        self, plan: Plan, ids: torch.Tensor, wanted: torch.Tensor, attention: TorchAttention
-    ) -> torch.Tensor | None:
+    def run(self, plan: WirePlan, ids: torch.Tensor, wanted: torch.Tensor, attention: Attention) -> torch.Tensor | None:
         """Compute a step that `attention` was prepared for, and store its keys and values.
 
         ids     int64 [num_tokens]
         wanted  int64 [num_wanted], the rows whose logits are wanted
+        attention  one whose `reads_in_place` returns True
         -> logits [num_wanted, vocab_size]; None, with nothing done, for a step that this cannot compute
         Raises IndexError for an id that is no row of the embedding.
         """
@@ -100,7 +100,7 @@ class DecoderStack:
         return self._run(plan, ids, wanted, attention, 1)
 
     def decode(
-        self, plan: Plan, ids: torch.Tensor, wanted: torch.Tensor, attention: TorchAttention, steps: GreedySteps
+        self, plan: WirePlan, ids: torch.Tensor, wanted: torch.Tensor, attention: Attention, steps: GreedySteps
     ) -> NDArray[np.int64] | None:
         """Compute a step of one new token for each row, as `run` does, and further ones with the likeliest tokens.
 
@@ -122,8 +122,9 @@ class DecoderStack:
         return tokens[: call.steps_done]
 
     def _run(
-        self, plan: Plan, ids: torch.Tensor, wanted: torch.Tensor, attention: TorchAttention, num_steps: int
+        self, plan: WirePlan, ids: torch.Tensor, wanted: torch.Tensor, attention: Attention, num_steps: int
     ) -> torch.Tensor | None:
+        assert isinstance(attention, TorchAttention)  # no other kernel says that its store is read in place
         num_rows, num_wanted = ids.shape[0], wanted.shape[0]  # `len` of a tensor takes microseconds
         lowest, highest = ids.min().item(), ids.max().item()
         if not 0 <= lowest <= highest < self.embedding.shape[0]:  # the compiled code would read what lies beside it
@@ -142,8 +143,8 @@ class DecoderStack:
         if attention.store.token_scales is not None:  # the attention's loop stores them
             records["k_store"] = records["v_store"] = 0
         logits = torch.empty(num_wanted, self.head.num_out, dtype=layers.dtype)
-        call.ids, call.embedding, call.positions = ids.data_ptr(), self.embedding.data_ptr(), plan.positions.data_ptr()
-        call.slots, call.attended = plan.out_slots.data_ptr(), layers.space.attended.data_ptr()
+        call.ids, call.embedding, call.positions = ids.data_ptr(), self.embedding.data_ptr(), plan.positions.ctypes.data
+        call.slots, call.attended = plan.out_slots.ctypes.data, layers.space.attended.data_ptr()
         call.lse, call.prefix_lse = self._lse.data_ptr(), self._prefix_lse.data_ptr()
         call.prefix_out = self._prefix_out.data_ptr()
         call.norm, call.eps = self.norm.weight.data_ptr(), self.norm.eps
@@ -166,9 +167,9 @@ class DecoderStack:
         for kind in self._kinds:
             kind.bind(self._k[kind.index], self._v[kind.index], store)
 
-    def _place(self, plan: Plan, num_steps: int) -> None:
+    def _place(self, plan: WirePlan, num_steps: int) -> None:
         """Point the call at cos and sin of the steps' positions; compute more of them if need be."""
-        last = max(row.past + row.num_new for row in plan.rows) + num_steps - 1
+        last = plan.longest + num_steps - 1
         if last > self._num_positions:
             self._num_positions = max(last, min(max(256, 1 << (last - 1).bit_length()), self._max_positions))
             tables = self._rotations(self._num_positions)
@@ -231,7 +232,7 @@ class _KindOfLayers:
             singles["new_k"] = singles["q"] + num_heads * dim * self._item_bytes
             singles["new_v"] = singles["new_k"] + num_kv_heads * dim * self._item_bytes
 
-    def read(self, plan: Plan, attention: TorchAttention) -> bool:
+    def read(self, plan: WirePlan, attention: TorchAttention) -> bool:
         """Lay out the step for these layers; False if the loops cannot compute it."""
         if isinstance(attention, Int8Attention):
             metadata = attention.metadata_alone(self.kind.window)
@@ -265,10 +266,10 @@ class _KindOfLayers:
         self.num_bytes = SMALL_BYTES if joined or metadata.blocks else singles.num_keys * row_bytes
         return True
 
-    def sees_all(self, plan: Plan, num_steps: int) -> bool:
+    def sees_all(self, plan: WirePlan, num_steps: int) -> bool:
         """Whether each row of one new token sees all of its tokens in so many steps."""
         window = self.kind.window
-        return window is None or max(row.past for row in plan.rows) + num_steps <= window
+        return window is None or int(plan.past.max()) + num_steps <= window
 
     @property
     def last_ends(self) -> NDArray[np.int64]:
@@ -286,11 +287,11 @@ def _addresses(calls: Any) -> Any:
     return calls.ctypes.data + calls.itemsize * np.arange(len(calls))
 
 
-def _shared_rows(metadata: AttentionMetadata, plan: Plan) -> Any:
+def _shared_rows(metadata: AttentionMetadata, plan: WirePlan) -> Any:
     """How many prefixes each token of the step shares: uint8 [num_tokens]; None if there are no prefixes."""
     if not metadata.prefixes:
         return None
-    counts = np.zeros(len(plan.input_ids), np.uint8)
+    counts = np.zeros(plan.num_tokens, np.uint8)
     for prefix in metadata.prefixes:
         counts[prefix.index.numpy()] += 1
     return counts

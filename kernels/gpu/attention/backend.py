@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
+from graftlm.kernels.attention import Attention, LayerSpec, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
 from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, extend_attention
@@ -21,12 +21,13 @@ from graftlm.kernels.gpu.elementwise import store_kv
 from graftlm.kernels.hopper.prompt_attention import PromptAttention
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.wire_plan import WirePlan
 
 MAX_HEAD_DIM = 256
 OLDEST_FOR_FLOAT8 = (8, 9)  # compute capability
 
 
-class TritonAttention:
+class TritonAttention(Attention):
     """Decode rows through split KV, the others through extend, or in a faster way where there is one.
 
     Lengths and tables are read on the device. Decode rows come first in a plan. `bind` sets where steps are read from:
@@ -84,20 +85,19 @@ class TritonAttention:
         for path in self.paths:
             path.forget()
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: WirePlan) -> None:
         """Send the plan to buffers of its own size."""
-        num_tokens = plan.rows[-1].start + plan.rows[-1].num_new
-        longest = max(row.past + row.num_new for row in plan.rows)
+        num_rows, num_tokens, longest = plan.num_rows, plan.num_tokens, plan.longest
         step = self._step
-        if step is None or step.max_rows < len(plan.rows) or step.max_tokens < num_tokens or step.max_len < longest:
-            sizes = (len(plan.rows), num_tokens, longest)
+        if step is None or step.max_rows < num_rows or step.max_tokens < num_tokens or step.max_len < longest:
+            sizes = (num_rows, num_tokens, longest)
             if step is not None:
                 sizes = (max(sizes[0], step.max_rows), max(sizes[1], step.max_tokens), max(sizes[2], step.max_len))
             rows, tokens, length = (1 << (size - 1).bit_length() for size in sizes)
             step = DeviceStep(rows, tokens, length, 0, self.device, num_splits=self.num_splits)
         layout = step.write(plan)
         self.bind(step, layout)
-        self._cached = any(row.past for row in plan.rows[0 if self._extends_only else layout.num_decode :])
+        self._cached = bool(plan.past[0 if self._extends_only else layout.num_decode :].any())
         for path in () if self.strict else self.paths:
             path.prepare(plan, layout.num_decode)
 
@@ -107,7 +107,7 @@ class TritonAttention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        plan: Plan | None,
+        plan: WirePlan | None,
         params: AttentionParams,
     ) -> torch.Tensor:
         assert self._step is not None
@@ -119,7 +119,7 @@ class TritonAttention:
         self,
         layer: int,
         packed: PackedQKV,
-        plan: Plan | None,
+        plan: WirePlan | None,
         params: AttentionParams,
         *,
         last_token_only: bool = False,

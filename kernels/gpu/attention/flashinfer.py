@@ -14,7 +14,6 @@ import flashinfer
 import numpy as np
 import torch
 
-from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.metadata import spans_of
 from graftlm.kernels.gpu.attention.backend import TritonAttention
@@ -22,6 +21,7 @@ from graftlm.kernels.gpu.attention.prefill_path import PrefillCall
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.transfer import send
+from graftlm.kernels.wire_plan import WirePlan
 
 WORKSPACE_BYTES = 256 << 20
 HEAD_DIMS = (64, 128, 256)  # others are refused after minutes of compiling
@@ -60,14 +60,14 @@ class FlashInferPrefill(VerifiedPath):
         self._planned: set[tuple[Any, ...]] = set()
         self._pages: tuple[np.ndarray, np.ndarray, torch.Tensor] | None = None
 
-    def prepare(self, plan: Plan, first_row: int) -> None:
+    def prepare(self, plan: WirePlan, first_row: int) -> None:
         self.forget()
         rows = plan.rows[first_row:]
         num_new = sum(row.num_new for row in rows)
         if self.enabled and rows and num_new >= MIN_NEW * len(rows):
-            starts = [row.start for row in rows] + [rows[-1].start + rows[-1].num_new]
-            lens = np.fromiter((row.past + row.num_new for row in rows), np.int64, len(rows))
-            spans = [span for row in rows for span in spans_of(row.extents, 0, row.past + row.num_new)]
+            starts = [row.start for row in rows] + [rows[-1].stop]
+            lens = np.fromiter((row.kv_len for row in rows), np.int64, len(rows))
+            spans = [span for row in rows for span in spans_of(row.extents, 0, row.kv_len)]
             slots = [np.arange(first, last, dtype=np.int32) for first, last in spans]
             queries = np.array(starts, np.int32) - np.int32(starts[0])
             pages = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)

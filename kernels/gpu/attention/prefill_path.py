@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.step_buffers import DeviceStep
+from graftlm.kernels.wire_plan import WirePlan
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PrefillCall:
 class PrefillPath(Protocol):
     """One way to attend the prefill rows of a step."""
 
-    def prepare(self, plan: Plan, first_row: int) -> None:
+    def prepare(self, plan: WirePlan, first_row: int) -> None:
         """Lay out what all layers of a step share, whose rows [first_row, ...) are prefilled."""
         ...
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from graftlm.kernels.attention import Attention, Plan, Row, Shared, Slots
+from graftlm.kernels.attention import Attention
 from graftlm.kernels.gpu.attention.split_kv import Parts, cut, max_parts, num_items
 from graftlm.kernels.transfer import copying_stream, send
+from graftlm.kernels.wire_plan import SharedPrefix, WirePlan
 
 MIN_PREFIX_READS = 4096  # tokens whose reading a shared prefix must save to be worth its own pass
 
@@ -82,7 +83,7 @@ class DeviceStep:
             offset += size
         self.table = torch.full((self.max_seqs + 1, max_len), scratch, dtype=torch.int32, device=device)
         self._table_rows: dict[int, int] = {}
-        self._table_owners: list[Slots | None] = [None] * self.max_seqs
+        self._table_owners = [-1] * self.max_seqs
         self.zeros = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
     lens: torch.Tensor
@@ -99,27 +100,22 @@ class DeviceStep:
     num_members: torch.Tensor
     prefix_len: torch.Tensor
 
-    def write(
-        self, plan: Plan, *, padded_rows: int = 0, token_sources: np.ndarray | None = None, token_rows: bool = False
-    ) -> Layout:
+    def write(self, plan: WirePlan, *, padded_rows: int = 0, token_rows: bool = False) -> Layout:
         """Send `plan`, padded with scratch rows up to `padded_rows`. The plan's decode rows must come first.
 
-        token_sources         int32 [num_tokens], the step's `sources`; None where every id is known
         token_rows  make a row of every new token: it sees those before it, which are stored before any is attended.
                     So a step of a few new tokens in some rows is a decode step, of more rows.
         """
-        num_tokens = plan.rows[-1].start + plan.rows[-1].num_new
+        num_tokens, counts = plan.num_tokens, plan.num_new
         staging = self._next_staging()
         host = staging.views
-        counts = np.fromiter((row.num_new for row in plan.rows), np.int32, len(plan.rows))
-        past = np.fromiter((row.past for row in plan.rows), np.int32, len(plan.rows))
-        table_rows = self._assign_table_rows(plan.rows)
+        table_rows = self._assign_table_rows(plan)
         host["indptr"][0] = 0
-        np.cumsum(counts, out=host["indptr"][1 : len(counts) + 1])
-        host["slots"][:num_tokens] = plan.out_slots.numpy()
-        host["ids"][:num_tokens] = plan.input_ids.numpy()
-        host["positions"][:num_tokens] = plan.positions.numpy()
-        host["sources"][:num_tokens] = -1 if token_sources is None else token_sources
+        host["indptr"][1 : len(counts) + 1] = plan.ends
+        host["slots"][:num_tokens] = plan.out_slots
+        host["ids"][:num_tokens] = plan.input_ids
+        host["positions"][:num_tokens] = plan.positions
+        host["sources"][:num_tokens] = -1 if plan.token_sources is None else plan.token_sources
         if token_rows:
             num_rows = num_decode = num_tokens
             host["lens"][:num_rows] = host["positions"][:num_rows] + 1
@@ -127,11 +123,11 @@ class DeviceStep:
         else:
             num_rows = len(counts)
             num_decode = int(np.argmax(counts > 1)) if (counts > 1).any() else num_rows
-            host["lens"][:num_rows] = past + counts
+            host["lens"][:num_rows] = plan.past + counts
             host["rows"][:num_rows] = table_rows
         self._pad(host, num_rows, num_tokens, max(num_rows, padded_rows))
         queries = counts if token_rows else np.where(np.arange(num_rows) < num_decode, counts, 0)
-        shared = best_prefix(plan.shared, queries)
+        shared = best_prefix(plan, queries)
         host["starts"][: max(num_rows, padded_rows)] = 0
         host["num_members"][0] = host["prefix_len"][0] = 0
         if shared is not None:
@@ -181,24 +177,25 @@ class DeviceStep:
         self._staging[0].wait()
         return self._staging[0]
 
-    def _assign_table_rows(self, rows: Sequence[Row]) -> np.ndarray:
-        """Write the slots of sequences that hold others than when they were last seen. -> their rows of the table."""
-        keys: list[Slots] = [row if row.slot_map is None else row.slot_map for row in rows]
-        table_rows = np.fromiter((self._table_rows.get(id(key), -1) for key in keys), np.int32, len(keys))
+    def _assign_table_rows(self, plan: WirePlan) -> np.ndarray:
+        """Write the lists of slots that the table lacks. -> int32 [num_rows], each row's row of the table"""
+        numbers = plan.slot_maps.tolist()
+        table_rows = np.array([self._table_rows.get(number, -1) for number in numbers], np.int32)
         new = np.flatnonzero(table_rows < 0)
         if not len(new):
             return table_rows
         free = np.setdiff1d(np.arange(self.max_seqs), table_rows)
         pieces: list[tuple[int, int, int, int]] = []
         for index, table_row in zip(new.tolist(), free.tolist(), strict=False):
-            if (gone := self._table_owners[table_row]) is not None:
-                del self._table_rows[id(gone)]
-            key = self._table_owners[table_row] = keys[index]  # held, so that nothing else gets its id
-            self._table_rows[id(key)] = table_rows[index] = table_row
+            self._table_rows.pop(self._table_owners[table_row], None)
+            number = self._table_owners[table_row] = numbers[index]
+            table_rows[index] = table_row
+            if number >= 0:
+                self._table_rows[number] = table_row
             column = 0
-            for extent in key.extents:
-                count = min(extent.stop - extent.start, self.max_len - column)
-                pieces.append((table_row, column, extent.start, count))
+            for start, stop in plan.extents_of(index):
+                count = min(stop - start, self.max_len - column)
+                pieces.append((table_row, column, start, count))
                 column += count
         from graftlm.kernels.gpu.attention.block_table import (  # where there is no Triton, there is no such step
             PIECE,
@@ -266,14 +263,14 @@ class CapturableAttention(Attention, Protocol):
         ...
 
 
-def best_prefix(shared: Sequence[Shared], num_queries: np.ndarray) -> Shared | None:
+def best_prefix(plan: WirePlan, num_queries: np.ndarray) -> SharedPrefix | None:
     """The shared prefix that saves decode rows the most reads, if enough to be worth its own pass.
 
     num_queries  int [num_rows]: how many queries of each row of the plan read it; 0 for rows that do not decode
     """
 
-    def saved(prefix: Shared) -> int:
+    def saved(prefix: SharedPrefix) -> int:
         return (int(num_queries[list(prefix.rows)].sum()) - 1) * prefix.length
 
-    best = max(shared, key=saved, default=None)
+    best = max(plan.shared, key=saved, default=None)
     return best if best is not None and saved(best) >= MIN_PREFIX_READS else None

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from graftlm.core.config import CacheConfig
 from graftlm.core.execution.cuda_graphs import Captured, GraphRunner, Shape
 from graftlm.core.execution.replay_cost import READ, SHARED_READ
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.gpu.attention.step_buffers import Layout
+from graftlm.kernels.wire_plan import WirePlan
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU captures graphs of its own")
@@ -48,9 +48,9 @@ class Rerunning(GraphRunner):
         logits = torch.full((num_logits, self.eager.loaded.vocab_size), float("nan"))
         return Captured(Rerun(self, shape, logits), logits)  # type: ignore[arg-type]
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: WirePlan) -> torch.Tensor:
         if self._fits(plan):
-            self.replayed.append((plan.num_tokens, plan.kind))
+            self.replayed.append((plan.num_tokens, "decode" if plan.is_decode else "mixed"))
         return super().forward(plan)
 
 

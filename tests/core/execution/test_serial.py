@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.execution.serial import LaneState, SerialRunner, SnapshotStore
+from graftlm.core.execution.serial import SerialRunner, SnapshotStore
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from tests.models import TURNED_PAGED, byte_tokenizer, greedy_reference, random_prompt, tiny_model
-from tests.stepping import sequence_of, serial_greedy
+from tests.stepping import sequence_of, serial_greedy, start
 
 KINDS = ["bloom", "mpt", "mamba", "mamba2", "falcon_h1", "jamba", "rwkv", "gptj", "falcon", "qwen3_next", "lfm2"]
 """Biases inside the attention, recurrent states of several kinds, attention of their own."""
@@ -87,30 +87,32 @@ def test_a_model_that_can_only_add_single_tokens_starts_afresh_on_a_long_rest() 
     assert runner.extension == "tokens"
     prompt = random_prompt(40)
     serial_greedy(runner, prompt, 1)
-    assert runner.match(np.array([*prompt, *random_prompt(5, seed=1)], dtype=np.int32)) == 40
-    assert runner.match(np.array([*prompt, *random_prompt(35, seed=1)], dtype=np.int32)) == 0
+    assert start(runner, sequence_of([*prompt, *random_prompt(6, seed=1)])) == 40
+    assert start(runner, sequence_of([*prompt, *random_prompt(36, seed=1)])) == 0
 
 
 def test_namespaces_share_no_snapshot() -> None:
     runner = SerialRunner(load("bloom"))
     prompt = random_prompt(20)
-    sequence = sequence_of(prompt, namespace="tenant")
-    sequence.lane = LaneState(torch.zeros(4), 20)
-    runner.publish(sequence)
-    assert runner.match(np.array(prompt, dtype=np.int32), "tenant") == 20
-    assert runner.match(np.array(prompt, dtype=np.int32), "") == 0
+    runner.snapshots.add(np.array(prompt, dtype=np.int32), "tenant", torch.zeros(4))
+    assert start(runner, sequence_of([*prompt, 1], namespace="tenant")) == 20
+    assert start(runner, sequence_of([*prompt, 1])) == 0
 
 
 def test_a_snapshot_that_was_dropped_meanwhile_is_computed_again() -> None:
     from graftlm.core.execution.step_plan import ScheduledRow, build_plan
-    from graftlm.core.kv.pages import Extent
+    from graftlm.kernels.wire_plan import Extent
 
     loaded = load("bloom")
     prompt = random_prompt(20)
     sequence = sequence_of(prompt)
     sequence.kv.own = [Extent(0, 20)]
-    sequence.progress.num_computed = 12  # as if a match had promised these
-    logits = SerialRunner(loaded).forward(build_plan([ScheduledRow(sequence, 8, 1)], share_decode=False))
+    runner = SerialRunner(loaded)
+    runner.snapshots.add(sequence.prompt_ids[:12], "", torch.zeros(1))
+    sequence.progress.num_computed = start(runner, sequence)
+    assert sequence.progress.num_computed == 12
+    runner.snapshots = SnapshotStore(8, 1000)
+    logits = runner.forward(build_plan([ScheduledRow(sequence, 8, 1)], share_decode=False).wire)
     with torch.inference_mode():
         expected = tiny_model("bloom")(torch.tensor([prompt])).logits[0, -1:]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -118,13 +120,14 @@ def test_a_snapshot_that_was_dropped_meanwhile_is_computed_again() -> None:
 
 def test_logits_come_for_several_tokens_when_scoring() -> None:
     from graftlm.core.execution.step_plan import ScheduledRow, build_plan
-    from graftlm.core.kv.pages import Extent
+    from graftlm.kernels.wire_plan import Extent
 
     for kind in ("bloom", "mamba"):
         sequence = sequence_of(random_prompt(20))
         sequence.kv.own = [Extent(0, 20)]
         runner = SerialRunner(load(kind))
-        logits = runner.forward(build_plan([ScheduledRow(sequence, 20, 5)], share_decode=False))
+        start(runner, sequence)
+        logits = runner.forward(build_plan([ScheduledRow(sequence, 20, 5)], share_decode=False).wire)
         with torch.inference_mode():
             expected = tiny_model(kind)(torch.tensor([sequence.tokens.tolist()])).logits[0, -5:]
         torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
@@ -132,9 +135,11 @@ def test_logits_come_for_several_tokens_when_scoring() -> None:
 
 def test_release_drops_the_cache_of_a_sequence() -> None:
     sequence = sequence_of([1, 2, 3])
-    sequence.lane = LaneState(torch.zeros(1), 3)
-    SerialRunner(load("bloom")).release(sequence)
-    assert sequence.lane is None
+    runner = SerialRunner(load("bloom"))
+    start(runner, sequence)
+    assert list(runner._states) == [sequence.number]
+    runner.release(sequence.number)
+    assert runner._states == {}
 
 
 # -- the store ----------------------------------------------------------------------------------------------------

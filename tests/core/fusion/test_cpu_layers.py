@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,6 @@ from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.fusion import cpu_layers
 from graftlm.core.fusion.cpu_layers import FusedCpuLayer, fuse_cpu, skinny_head
 from graftlm.core.fusion.linears import fuse
-from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
@@ -21,6 +21,7 @@ from graftlm.kernels.cpu.linear import packed_pieces
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.wire_plan import Extent
 from tests.models import byte_tokenizer, tiny_model
 
 OTHERWISE = "oneDNN lays weights out otherwise on this CPU"  # for AMX, those in bfloat16
@@ -53,7 +54,7 @@ def logits(loaded: LoadedModel, num_tokens: int, wanted: list[int] | None = None
     runner = PagedRunner(loaded, TorchAttention(store))
     tokens = ids(num_tokens)
     plan = _plan([tokens], ([Extent(0, num_tokens)],), [(0, num_tokens)])
-    return runner.forward(plan if wanted is None else replace(plan, logits_rows=torch.tensor(wanted)))
+    return runner.forward(plan if wanted is None else replace(plan, logits_rows=np.array(wanted)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,16 +13,16 @@ import torch
 from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.engine_builder import build_runner
 from graftlm.core.errors import ConfigError
-from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.kv import kv_format as module, memory
 from graftlm.core.kv.kv_format import KVFormat, kv_format
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model import load
 from graftlm.core.model.load import load_model
 from graftlm.core.runtime import Runtime
-from graftlm.kernels.attention import LayerSpec
+from graftlm.kernels.attention import Attention, LayerSpec
 from graftlm.kernels.bits12 import kv_codec
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.wire_plan import WirePlan, slots_of
 from graftlm.plugins import manager
 from tests.models import byte_tokenizer, tiny_model
 
@@ -157,7 +157,7 @@ def test_an_engine_says_how_kv_is_kept() -> None:
 # ---- the comparison at a start -----------------------------------------------------------------------------------
 
 
-class Definition:
+class Definition(Attention):
     """Attention over either store by their definitions; `wrong` spoils what it reads of a compact one."""
 
     wrong = ""
@@ -165,14 +165,14 @@ class Definition:
     def __init__(self, store: KVStore) -> None:
         self.store = store
 
-    def supports(self, layer: LayerSpec) -> None:
+    def supports(self, layer: LayerSpec) -> str | None:
         return None
 
-    def prepare(self, plan: StepPlan) -> None:
+    def prepare(self, plan: WirePlan) -> None:
         self.slots = plan.out_slots
 
     def forward(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: StepPlan, params: Any
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: WirePlan, params: Any
     ) -> torch.Tensor:
         if self.wrong == "breaks" and self.store.compact:
             raise RuntimeError("no such kernel")
@@ -185,7 +185,7 @@ class Definition:
         out, group = torch.empty(q.shape, dtype=q.dtype), q.shape[1] // k.shape[1]
         for row in plan.rows:
             here = slice(row.start, row.start + row.num_new)
-            slots = torch.cat([torch.arange(*extent) for extent in row.extents])
+            slots = torch.from_numpy(slots_of(row.extents, 0, row.kv_len))
             keys, values = (self.read(layer, i, slots).repeat_interleave(group, 1) for i in (0, 1))
             scores = torch.einsum("qhd,khd->hqk", q[here].float(), keys) * params.scale
             ahead = torch.arange(row.kv_len)[None] > torch.arange(row.past, row.kv_len)[:, None]
@@ -244,7 +244,7 @@ def test_a_model_whose_attention_over_12_bits_is_wrong_keeps_its_own_dtype(
 
 def test_a_model_that_runs_in_the_serial_lane_anyway_says_nothing_of_12_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     class Breaks(Definition):
-        def prepare(self, plan: StepPlan) -> None:
+        def prepare(self, plan: WirePlan) -> None:
             raise RuntimeError("no such kernel")
 
     with pytest.warns(UserWarning, match="serial lane, one sequence at a time: a ragged batch fails"):

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import EngineError
-from graftlm.core.kv.pages import Extent, PagePool, clip_range, coalesce
+from graftlm.core.kv.pages import PagePool, coalesce
+from graftlm.kernels.wire_plan import Extent, clip_range
 
 
 def test_allocation_takes_one_extent_where_one_fits() -> None:

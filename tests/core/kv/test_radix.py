@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import CacheConfig
-from graftlm.core.kv.pages import Extent
 from graftlm.core.kv.radix import RadixTree, eviction_key
+from graftlm.kernels.wire_plan import Extent
 
 
 def ids(*tokens: int) -> np.ndarray:

@@ -239,18 +239,18 @@ def test_greedy_tokens_equal_those_of_generate(kind: str, chunk: int) -> None:
 def test_logits_come_for_the_wanted_rows_only() -> None:
     loaded = load()
     from graftlm.core.execution.step_plan import ScheduledRow, build_plan
-    from graftlm.core.kv.pages import Extent
+    from graftlm.kernels.wire_plan import Extent
     from tests.stepping import sequence_of
 
     runner = PagedRunner(loaded, TorchAttention(KVStore(loaded.kv_layout, 64, loaded.dtype)))
     first, second = sequence_of(random_prompt(9)), sequence_of(random_prompt(7, seed=1))
     first.kv.own, second.kv.own = [Extent(0, 9)], [Extent(20, 27)]
     rows = [ScheduledRow(first, 9, 0), ScheduledRow(second, 7, 3)]
-    logits = runner.forward(build_plan(rows, share_decode=True))
+    logits = runner.forward(build_plan(rows, share_decode=True).wire)
     with torch.inference_mode():
         expected = tiny_model()(torch.tensor([second.tokens.tolist()])).logits[0, -3:]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-    nothing = runner.forward(build_plan([ScheduledRow(first, 9, 0)], share_decode=True))
+    nothing = runner.forward(build_plan([ScheduledRow(first, 9, 0)], share_decode=True).wire)
     assert nothing.shape == (0, VOCAB_SIZE)
 
 

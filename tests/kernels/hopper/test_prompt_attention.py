@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from graftlm.core.execution.step_plan import PlanRow, SharedPrefix, StepPlan
-from graftlm.core.kv.pages import Extent
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.gpu.attention.backend import TritonAttention
@@ -20,6 +18,7 @@ from graftlm.kernels.hopper.prompt_layout import BLOCK, padded
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together, is_dry
 from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.wire_plan import Extent, Row, SharedPrefix, WirePlan
 from tests.kernels.gluon import compile_for_hopper
 from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, error, reference
 
@@ -53,24 +52,19 @@ def any_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_attention, "FILLED", 0.0)
 
 
-def plan_of(*given: tuple[int, int], shared: tuple[int, tuple[int, ...]] | None = None) -> StepPlan:
+def plan_of(*given: tuple[int, int], shared: tuple[int, tuple[int, ...]] | None = None) -> WirePlan:
     """A step of rows (new tokens, cached tokens); `shared`: the first tokens of some rows lie in the same slots."""
     length, sharing = shared or (0, ())
-    rows: list[PlanRow] = []
-    out_slots: list[int] = []
+    rows: list[Row] = []
     start, slot = 0, length
     for index, (num_new, past) in enumerate(given):
         own = past + num_new - (length if index in sharing else 0)
         # in two places, the later tokens first
         extents = [Extent(slot + own // 2, slot + own), Extent(slot, slot + own // 2)]
         extents = ([Extent(0, length)] if index in sharing else []) + [e for e in extents if e.stop > e.start]
-        slots = [s for extent in extents for s in range(extent.start, extent.stop)]
-        out_slots += slots[past:]
-        rows.append(PlanRow(None, start, num_new, past, tuple(extents)))
+        rows.append(Row(start, num_new, past, extents))
         start, slot = start + num_new, slot + own
-    ids = torch.zeros(start, dtype=torch.int64)
-    prefixes = (SharedPrefix(length, (Extent(0, length),), sharing),) if shared else ()
-    return StepPlan(tuple(rows), ids, ids, torch.tensor(out_slots), torch.tensor([start - 1]), (), "mixed", prefixes)
+    return WirePlan.of(rows, [0] * start, [start - 1], [SharedPrefix(length, sharing)] if shared else ())
 
 
 class Step:
@@ -78,7 +72,7 @@ class Step:
 
     def __init__(
         self,
-        plan: StepPlan,
+        plan: WirePlan,
         heads: int = 4,
         kv_heads: int = 2,
         dim: int = 64,
@@ -153,7 +147,7 @@ STEPS = [
 @pytest.mark.parametrize("plan", STEPS)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 3, 128), (8, 1, 128), (14, 2, 64), (6, 2, 128)])
 def test_every_row_attends_to_its_cached_tokens_and_to_its_own(
-    plan: StepPlan, heads: int, kv_heads: int, dim: int
+    plan: WirePlan, heads: int, kv_heads: int, dim: int
 ) -> None:
     step = Step(plan, heads, kv_heads, dim)
     for _ in range(2):  # the first result is compared with the plain way's, which is given; the second one is its own
@@ -162,7 +156,7 @@ def test_every_row_attends_to_its_cached_tokens_and_to_its_own(
 
 
 @pytest.mark.parametrize("plan", STEPS)
-def test_cached_tokens_in_12_bits_are_laid_out_as_they_are_kept(plan: StepPlan) -> None:
+def test_cached_tokens_in_12_bits_are_laid_out_as_they_are_kept(plan: WirePlan) -> None:
     if DEVICE.type != "cuda":
         pytest.skip("a compact store is of bfloat16")
     step = Step(plan, 8, 2, 128, compact=True)
@@ -328,7 +322,7 @@ def test_nothing_is_compared_where_all_is_void() -> None:
 
 def test_a_prefix_is_laid_out_once() -> None:
     plan = plan_of((1, 150), (40, 128), (33, 131), (9, 0), (12, 300), shared=(128, (0, 1, 2, 4)))
-    layout = prompt_layout.prompt_layout(plan.rows, 1, plan.shared, torch.device("cpu"))
+    layout = prompt_layout.prompt_layout(plan, 1, torch.device("cpu"))
     assert layout.first_token == 1 and layout.longest == 312
     assert layout.num_pairs == sum(sum(range(row.past + 1, row.kv_len + 1)) for row in plan.rows[1:])
     assert layout.blocks[:, :6].tolist() == [

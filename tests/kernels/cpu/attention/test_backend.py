@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,55 +11,23 @@ from graftlm.kernels.cpu.attention import backend as attention
 from graftlm.kernels.cpu.attention.backend import Partial, TorchAttention, attend, merge
 from graftlm.kernels.cpu.attention.metadata import build_metadata, spans_of
 from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.wire_plan import Extent, Row, SharedPrefix, WirePlan, slots_of
 
 
-@dataclass(frozen=True)
-class Range:
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Row:
-    start: int
-    num_new: int
-    past: int
-    extents: tuple[Range, ...]
-
-
-@dataclass(frozen=True)
-class Shared:
-    length: int
-    extents: tuple[Range, ...]
-    rows: tuple[int, ...]
-
-
-@dataclass(eq=False)
-class Plan:
-    rows: tuple[Row, ...]
-    out_slots: torch.Tensor
-    shared: tuple[Shared, ...] = ()
-
-
-def slots_of(row: Row) -> list[int]:
-    return [slot for extent in row.extents for slot in range(extent.start, extent.stop)]
-
-
-def make_plan(pieces: Sequence[tuple[int, int, tuple[Range, ...]]], shared: tuple[Shared, ...] = ()) -> Plan:
+def make_plan(pieces: Sequence[tuple[int, int, tuple[Extent, ...]]], shared: tuple[SharedPrefix, ...] = ()) -> WirePlan:
     """A plan of rows (past, num_new, extents)."""
     rows: list[Row] = []
     start = 0
     for past, num_new, extents in pieces:
         rows.append(Row(start, num_new, past, extents))
         start += num_new
-    out_slots = [slot for row in rows for slot in slots_of(row)[row.past :]]
-    return Plan(tuple(rows), torch.tensor(out_slots), shared)
+    return WirePlan.of(rows, [0] * start, [], shared)
 
 
 def reference(
     q: torch.Tensor,
     store: KVStore,
-    plan: Plan,
+    plan: WirePlan,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -71,7 +38,7 @@ def reference(
     num_heads, num_kv_heads = q.shape[1], keys.shape[1]
     out = torch.zeros(q.shape[0], num_heads, values.shape[-1], dtype=torch.float64)
     for row in plan.rows:
-        slots = torch.tensor(slots_of(row))
+        slots = torch.from_numpy(slots_of(row.extents, 0, row.kv_len))
         for i in range(row.num_new):
             last = row.past + i + 1
             seen = slots[0 if window is None else max(last - window, 0) : last]
@@ -88,7 +55,7 @@ def reference(
 
 
 def check(
-    plan: Plan,
+    plan: WirePlan,
     *,
     num_heads: int = 4,
     num_kv_heads: int = 2,
@@ -135,30 +102,30 @@ def check(
         assert float((some.double() - expected[tokens]).norm() / expected[tokens].norm()) < tolerance
 
 
-DECODE = make_plan([(20, 1, (Range(0, 21),)), (3, 1, (Range(30, 34),)), (0, 1, (Range(40, 41),))])
-CHUNK = make_plan([(0, 17, (Range(5, 22),))])
-EXTEND = make_plan([(9, 12, (Range(50, 60), Range(3, 14)))])
-EXTEND_LONG = make_plan([(21, 40, (Range(50, 60), Range(3, 14), Range(100, 140)))])
-EXTEND_SHORT = make_plan([(30, 5, (Range(200, 235),)), (280, 2, (Range(300, 582),))])
+DECODE = make_plan([(20, 1, (Extent(0, 21),)), (3, 1, (Extent(30, 34),)), (0, 1, (Extent(40, 41),))])
+CHUNK = make_plan([(0, 17, (Extent(5, 22),))])
+EXTEND = make_plan([(9, 12, (Extent(50, 60), Extent(3, 14)))])
+EXTEND_LONG = make_plan([(21, 40, (Extent(50, 60), Extent(3, 14), Extent(100, 140)))])
+EXTEND_SHORT = make_plan([(30, 5, (Extent(200, 235),)), (280, 2, (Extent(300, 582),))])
 MIXED = make_plan(
     [
-        (40, 1, (Range(0, 20), Range(30, 51))),
-        (0, 9, (Range(60, 69),)),
-        (14, 1, (Range(70, 85),)),
-        (11, 6, (Range(90, 95), Range(100, 112))),
-        (2, 1, (Range(120, 121), Range(130, 131), Range(140, 141))),
+        (40, 1, (Extent(0, 20), Extent(30, 51))),
+        (0, 9, (Extent(60, 69),)),
+        (14, 1, (Extent(70, 85),)),
+        (11, 6, (Extent(90, 95), Extent(100, 112))),
+        (2, 1, (Extent(120, 121), Extent(130, 131), Extent(140, 141))),
     ]
 )
-LONG = make_plan([(400, 1, (Range(0, 401),)), (3, 1, (Range(410, 414),)), (200, 1, (Range(420, 621),))])
-PREFIX = (Range(0, 40), Range(100, 124))
+LONG = make_plan([(400, 1, (Extent(0, 401),)), (3, 1, (Extent(410, 414),)), (200, 1, (Extent(420, 621),))])
+PREFIX = (Extent(0, 40), Extent(100, 124))
 SHARED = make_plan(
     [
-        (70, 1, (*PREFIX, Range(200, 207))),
-        (64, 1, (*PREFIX, Range(210, 211))),
-        (8, 1, (Range(220, 229),)),
-        (80, 3, (*PREFIX, Range(230, 249))),
+        (70, 1, (*PREFIX, Extent(200, 207))),
+        (64, 1, (*PREFIX, Extent(210, 211))),
+        (8, 1, (Extent(220, 229),)),
+        (80, 3, (*PREFIX, Extent(230, 249))),
     ],
-    (Shared(64, PREFIX, (0, 1, 3)),),
+    (SharedPrefix(64, (0, 1, 3)),),
 )
 PLANS = {
     "decode": DECODE,
@@ -173,7 +140,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-def test_each_kind_of_step_agrees_with_the_definition(plan: Plan) -> None:
+def test_each_kind_of_step_agrees_with_the_definition(plan: WirePlan) -> None:
     check(plan)
 
 
@@ -190,40 +157,40 @@ def test_every_group_of_query_heads_agrees_with_the_definition(group: int) -> No
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 @pytest.mark.parametrize("window", [1, 7, 32, 1000])
-def test_a_window_hides_what_lies_before_it(plan: Plan, window: int) -> None:
+def test_a_window_hides_what_lies_before_it(plan: WirePlan, window: int) -> None:
     check(plan, window=window)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 @pytest.mark.parametrize("window", [None, 7])
-def test_softcap_and_sinks_agree_with_the_definition(plan: Plan, window: int | None) -> None:
+def test_softcap_and_sinks_agree_with_the_definition(plan: WirePlan, window: int | None) -> None:
     check(plan, softcap=2.0, window=window)
     check(plan, sinks=True, window=window)
     check(plan, softcap=2.0, sinks=True, window=window)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-def test_values_may_be_of_another_size_than_keys(plan: Plan) -> None:
+def test_values_may_be_of_another_size_than_keys(plan: WirePlan) -> None:
     check(plan, dim=24, v_dim=16)
     check(plan, dim=24, v_dim=16, window=7)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-def test_bfloat16_is_off_by_its_rounding_only(plan: Plan) -> None:
+def test_bfloat16_is_off_by_its_rounding_only(plan: WirePlan) -> None:
     check(plan, dim=64, dtype=torch.bfloat16, tolerance=8e-3)  # bfloat16 rounds to 1 in 256
 
 
-TILED = make_plan([(0, 130, (Range(0, 130),)), (256, 129, (Range(140, 396), Range(400, 529)))])
+TILED = make_plan([(0, 130, (Extent(0, 130),)), (256, 129, (Extent(140, 396), Extent(400, 529)))])
 SHARED_TILED = make_plan(
-    [(256, 70, (Range(0, 256), Range(260, 330))), (256, 60, (Range(0, 256), Range(340, 400)))],
-    (Shared(256, (Range(0, 256),), (0, 1)),),
+    [(256, 70, (Extent(0, 256), Extent(260, 330))), (256, 60, (Extent(0, 256), Extent(340, 400)))],
+    (SharedPrefix(256, (0, 1)),),
 )
 
 
 @pytest.mark.parametrize(("plan", "num_calls"), [(TILED, 3), (SHARED_TILED, 2), (EXTEND_LONG, 0)])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 1)])
 def test_long_chunks_in_bfloat16_are_read_in_tiles_and_agree_with_the_definition(
-    plan: Plan, num_calls: int, num_heads: int, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+    plan: WirePlan, num_calls: int, num_heads: int, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt of 4,000 tokens took twice as long. `check` runs a step with a shared prefix twice."""
     calls = []
@@ -255,8 +222,8 @@ def test_the_length_of_a_chunk_and_of_the_spans_before_it_decide_whether_tiles_a
     past: int, num_new: int, spans: int, in_tiles: bool
 ) -> None:
     each = past // spans
-    before = [Range(i * (each + 1), i * (each + 1) + each) for i in range(spans)]
-    plan = make_plan([(past, num_new, (*before, Range(5000, 5000 + num_new)))])
+    before = [Extent(i * (each + 1), i * (each + 1) + each) for i in range(spans)]
+    plan = make_plan([(past, num_new, (*before, Extent(5000, 5000 + num_new)))])
     found = build_metadata(plan, None, 16, torch.device("cpu"), has_tiles=True)
     assert (bool(found.chunks), found.blocks is None) == (in_tiles, in_tiles)
     assert build_metadata(plan, None, 16, torch.device("cpu")).chunks == []
@@ -273,7 +240,7 @@ def test_without_the_private_flash_operator_the_matrix_products_answer_the_same(
 
 def test_a_windowed_chunk_longer_than_a_block_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_QUERY_BLOCK", 5)
-    check(make_plan([(9, 23, (Range(50, 60), Range(3, 25)))]), window=6)
+    check(make_plan([(9, 23, (Extent(50, 60), Extent(3, 25)))]), window=6)
 
 
 def test_merged_halves_are_the_whole() -> None:
@@ -289,7 +256,7 @@ def test_merged_halves_are_the_whole() -> None:
 
 
 def test_spans_are_the_slots_of_a_run_of_tokens() -> None:
-    extents = (Range(10, 13), Range(50, 52), Range(7, 9))
+    extents = (Extent(10, 13), Extent(50, 52), Extent(7, 9))
     assert spans_of(extents, 0, 7) == [(10, 13), (50, 52), (7, 9)]
     assert spans_of(extents, 2, 4) == [(12, 13), (50, 51)]
     assert spans_of(extents, 3, 3) == []

@@ -8,13 +8,14 @@ import torch
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.int8 import Int8Attention, SeenSlots, quantize
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from tests.kernels.cpu.attention.test_backend import CHUNK, DECODE, EXTEND, Plan, Range, Shared, make_plan, reference
+from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan
+from tests.kernels.cpu.attention.test_backend import CHUNK, DECODE, EXTEND, make_plan, reference
 
 SLOTS, HEADS, KV_HEADS, DIM = 640, 4, 2, 32
-FEW = make_plan([(9, 3, (Range(50, 60), Range(3, 5)))])
-PREFIX = (Range(100, 130),)
+FEW = make_plan([(9, 3, (Extent(50, 60), Extent(3, 5)))])
+PREFIX = (Extent(100, 130),)
 SHARED = make_plan(
-    [(31, 1, (*PREFIX, Range(200, 202))), (32, 20, (*PREFIX, Range(300, 322)))], (Shared(30, PREFIX, (0, 1)),)
+    [(31, 1, (*PREFIX, Extent(200, 202))), (32, 20, (*PREFIX, Extent(300, 322)))], (SharedPrefix(30, (0, 1)),)
 )
 PLANS = {"decode": DECODE, "chunk": CHUNK, "extend": EXTEND, "few": FEW, "shared": SHARED}
 
@@ -37,7 +38,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("options", [{}, {"window": 7}, {"softcap": 2.0}, {"sinks": True}], ids=str)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_queries_see_the_rounded_keys_and_values(
-    plan: Plan, options: dict[str, object], dtype: torch.dtype, compiled: bool
+    plan: WirePlan, options: dict[str, object], dtype: torch.dtype, compiled: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
 
@@ -97,7 +98,7 @@ def test_the_compiled_loop_keeps_what_torch_keeps() -> None:
 def test_the_slots_that_are_seen_keep_their_order_without_gaps() -> None:
     seen = SeenSlots(EXTEND)  # slots 50 to 59, then 3 to 13
     assert seen.spans == [(3, 14), (50, 60)] and seen.num_slots == 21
-    assert seen.plan.rows[0].extents == (range(11, 21), range(0, 11))
+    assert seen.plan.rows[0].extents == [(11, 21), (0, 11)]
     assert seen.plan.out_slots.tolist() == [20, *range(11)]
 
 

@@ -8,8 +8,6 @@ import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
-from graftlm.core.execution.step_plan import SharedPrefix, StepPlan
-from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
@@ -19,6 +17,7 @@ from graftlm.kernels.cpu.decoder import decoder_layer
 from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack, _KindOfLayers
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan
 from tests.models import byte_tokenizer, tiny_model
 
 pytestmark = pytest.mark.skipif(
@@ -48,7 +47,7 @@ def filled(loaded: LoadedModel) -> KVStore:
     return store
 
 
-def compare(loaded: LoadedModel, *plans: StepPlan) -> None:
+def compare(loaded: LoadedModel, *plans: WirePlan) -> None:
     """Run the steps in one call each and through the modules; logits, keys and values are the same."""
     stores = [filled(loaded), filled(loaded)]
     ours, theirs = (PagedRunner(loaded, TorchAttention(store)) for store in stores)
@@ -58,14 +57,15 @@ def compare(loaded: LoadedModel, *plans: StepPlan) -> None:
     for plan in plans:
         assert loaded.stack is not None
         ours.attention.prepare(plan)
-        assert loaded.stack.run(plan, plan.input_ids, plan.logits_rows, ours.attention) is not None  # type: ignore[arg-type]
+        ids, wanted = torch.from_numpy(plan.input_ids), torch.from_numpy(plan.logits_rows)
+        assert loaded.stack.run(plan, ids, wanted, ours.attention) is not None
         torch.testing.assert_close(ours.forward(plan), theirs.forward(plan), rtol=limit, atol=limit)
     for old, mine, other in zip(before, *([*s.k, *s.v] for s in stores), strict=True):
         torch.testing.assert_close(mine, other, rtol=limit, atol=limit)
         assert not torch.equal(mine, old)
 
 
-def rows_of(*lengths: tuple[int, int], start: int = 0) -> StepPlan:
+def rows_of(*lengths: tuple[int, int], start: int = 0) -> WirePlan:
     """A step with a row (past, new) for each, whose slots lie in two ranges."""
     places, sequences = [], []
     for past, new in lengths:
@@ -120,7 +120,7 @@ def test_the_widest_step() -> None:
     compare(load(), rows_of(*[(1, 1)] * 32, (2, 32)))
 
 
-def shared_step(window: int | None = None) -> StepPlan:
+def shared_step(window: int | None = None) -> WirePlan:
     """Rows of which two share 70 tokens, two others 66, and one shares nothing."""
     shared = [Extent(0, 70)], [Extent(70, 100), Extent(104, 140)]
     places = [[*shared[i], Extent(150 + 9 * n, 159 + 9 * n)] for n, i in enumerate((0, 1, 0, 1))] + [[Extent(200, 212)]]
@@ -128,8 +128,7 @@ def shared_step(window: int | None = None) -> StepPlan:
     sequences = [[(i * 3 + n) % 250 for i in range(past + 2)] for n, past in enumerate(pasts)]
     news = [1, 1, 2, 1, 1]
     plan = _plan(sequences, tuple(places), [(p, p + n) for p, n in zip(pasts, news, strict=True)])
-    prefixes = (SharedPrefix(70, tuple(shared[0]), (0, 2)), SharedPrefix(66, tuple(shared[1]), (1, 3)))
-    return replace(plan, shared=prefixes)
+    return plan.sharing([SharedPrefix(70, (0, 2)), SharedPrefix(66, (1, 3))])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -155,7 +154,7 @@ def test_a_step_of_more_rows_is_left_to_the_modules() -> None:
     attention = TorchAttention(filled(loaded))
     attention.prepare(plan)
     assert loaded.stack is not None
-    assert loaded.stack.run(plan, plan.input_ids, plan.logits_rows, attention) is None
+    assert loaded.stack.run(plan, *map(torch.from_numpy, (plan.input_ids, plan.logits_rows)), attention) is None
     assert PagedRunner(loaded, attention).forward(plan).isfinite().all()
 
 
@@ -185,7 +184,7 @@ def test_an_id_that_the_embedding_does_not_have_is_an_error(token_id: int) -> No
     attention.prepare(plan)
     assert loaded.stack is not None
     with pytest.raises(IndexError, match=f"token id {token_id} is no row of the embedding, which has 272"):
-        loaded.stack.run(plan, torch.tensor([5, token_id]), plan.logits_rows, attention)
+        loaded.stack.run(plan, torch.tensor([5, token_id]), torch.from_numpy(plan.logits_rows), attention)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 7])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,11 @@ import pytest
 import torch
 
 from graftlm.core.execution.paged import PagedRunner
-from graftlm.core.execution.step_plan import SharedPrefix, StepPlan
-from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.qualify import _plan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan
 from tests.kernels.cpu.decoder.test_decoder_stack import filled, load, pytestmark  # noqa: F401
 
 STEPS = 5
@@ -27,7 +25,7 @@ def runner_of(loaded: LoadedModel) -> tuple[PagedRunner, KVStore]:
     return PagedRunner(loaded, TorchAttention(store)), store
 
 
-def plan_at(step: int, pasts: Sequence[int], ids: Sequence[int] | None = None) -> StepPlan:
+def plan_at(step: int, pasts: Sequence[int], ids: Sequence[int] | None = None) -> WirePlan:
     """Rows of one new token each after `pasts` + step tokens; the newest lies in the second of two ranges of slots."""
     places, sequences, start = [], [], 0
     for row, past in enumerate(pasts):
@@ -66,13 +64,11 @@ def test_they_choose_the_tokens_and_store_the_keys_of_single_steps(
 
 
 def test_rows_that_share_a_prefix_go_on_sharing_it() -> None:
-    def shared(plan: StepPlan) -> StepPlan:
+    def shared(plan: WirePlan) -> WirePlan:
         rows = [
             row._replace(extents=(Extent(0, 66), Extent(80 + 20 * i, 100 + 20 * i))) for i, row in enumerate(plan.rows)
         ]
-        slots = [row.extents[1].start + row.past - 66 for row in rows]
-        prefix = SharedPrefix(66, (Extent(0, 66),), (0, 2))
-        return replace(plan, rows=tuple(rows), out_slots=torch.tensor(slots), shared=(prefix,))
+        return WirePlan.of(rows, plan.input_ids.tolist(), plan.logits_rows.tolist(), [SharedPrefix(66, (0, 2))])
 
     loaded, pasts = load(), [70, 68, 66]
     expected, _ = one_by_one(loaded, pasts, shared)

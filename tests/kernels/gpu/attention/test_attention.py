@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from graftlm.core.config import CacheConfig
-from graftlm.core.execution.step_plan import PlanRow, StepPlan
-from graftlm.core.kv.pages import Extent
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.decode import (
@@ -23,6 +21,7 @@ from graftlm.kernels.gpu.attention.decode import (
 )
 from graftlm.kernels.gpu.attention.extend import ExtendRows, extend_attention
 from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
+from graftlm.kernels.wire_plan import Extent, Row, WirePlan
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,17 +31,14 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 NUM_SLOTS = 320
 
 
-def plan_of(*given: tuple[int, int]) -> StepPlan:
+def plan_of(*given: tuple[int, int]) -> WirePlan:
     """A step of rows (new tokens, cached tokens), one range of slots after the other."""
-    rows: list[PlanRow] = []
-    out_slots: list[int] = []
+    rows: list[Row] = []
     start = slot = 0
     for num_new, past in given:
-        rows.append(PlanRow(None, start, num_new, past, (Extent(slot, slot + past + num_new),)))
-        out_slots += range(slot + past, slot + past + num_new)
+        rows.append(Row(start, num_new, past, (Extent(slot, slot + past + num_new),)))
         start, slot = start + num_new, slot + past + num_new
-    ids = torch.zeros(start, dtype=torch.int64)
-    return StepPlan(tuple(rows), ids, ids, torch.tensor(out_slots), torch.tensor([start - 1]), (), "mixed")
+    return WirePlan.of(rows, [0] * start, [start - 1])
 
 
 def scores_of(q, keys, scale: float, softcap: float | None) -> torch.Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from graftlm.core.execution.step_plan import ScheduledRow, StepPlan, build_plan
-from graftlm.core.kv.pages import Extent
+from graftlm.core.execution.step_plan import ScheduledRow, build_plan
 from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.gpu.attention.step_buffers import DeviceStep
+from graftlm.kernels.wire_plan import Extent, WirePlan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCRATCH = 99
@@ -22,10 +22,10 @@ def sequence_of(num_tokens: int, *own: tuple[int, int]) -> Sequence:
     return sequence
 
 
-def plan_of(*rows: tuple[Sequence, int]) -> StepPlan:
+def plan_of(*rows: tuple[Sequence, int]) -> WirePlan:
     for sequence, num_new in rows:
         sequence.progress.num_computed = sequence.num_tokens - num_new
-    return build_plan([ScheduledRow(sequence, num_new, 1) for sequence, num_new in rows], share_decode=False)
+    return build_plan([ScheduledRow(sequence, num_new, 1) for sequence, num_new in rows], share_decode=False).wire
 
 
 def step_of(rows: int = 8, tokens: int = 8) -> DeviceStep:
@@ -91,6 +91,5 @@ def test_a_token_that_is_still_being_drawn_is_fed_from_the_last_step() -> None:
     step = step_of()
     sequence = sequence_of(3, (10, 18))
     sequence.progress.num_computed, sequence.progress.num_in_flight, sequence.progress.pending_index = 3, 1, 5
-    plan = build_plan([ScheduledRow(sequence, 1, 1)], share_decode=False)
-    step.write(plan, padded_rows=2, token_sources=plan.token_sources)
+    step.write(build_plan([ScheduledRow(sequence, 1, 1)], share_decode=False).wire, padded_rows=2)
     assert (step.sources[:2].tolist(), step.positions[:1].tolist()) == ([5, -1], [3])
