@@ -119,8 +119,9 @@ def build_local(
 
 def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
     """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
-    from graftlm.core.kv.kv_format import FP8, kv_format
+    from graftlm.core.kv.kv_format import kv_format
     from graftlm.core.model.kv_scales import kv_scales
+    from graftlm.kernels.kv_store import FP8
 
     kv = kv_format(loaded, config)
     if loaded.kv_reason is not None:
@@ -138,7 +139,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     from graftlm.core.execution.paged import PagedRunner
     from graftlm.core.sampling.device_sampler import DeviceSampler
 
-    scales = kv_scales(loaded) if kv.dtype is FP8 else None
+    scales = kv_scales(loaded) if kv.dtype is FP8 else ()
     store = kv.store(loaded, num_slots + 1, scales)  # the last slot is scratch
     budget = step_tokens(config.max_step_tokens, loaded.device)  # of the memory that weights and store leave
     attention = _attention(loaded, config, kernels, store)
@@ -191,18 +192,20 @@ def _attention(
     warning. "auto" does not wish for it: nothing measured here says that it is faster.
     """
     from graftlm.kernels.gpu.support import triton_problem
+    from graftlm.kernels.kv_store import CompactKV, Int8KV
 
-    if store.token_scales is not None:  # no other reads it
+    if isinstance(store, Int8KV):
         from graftlm.kernels.cpu.attention.int8 import Int8Attention
 
-        kernels, config = {"torch": Int8Attention}, replace(config, attention="torch")
+        int8 = Int8Attention(store)  # no other kernel reads it
+        kernels, config = {"torch": lambda _: int8}, replace(config, attention="torch")
     on_gpu = loaded.device.type == "cuda"
     problem = triton_problem(loaded.device) if on_gpu else None
     best = ["triton", "torch"] if on_gpu and problem is None else ["torch"]
     names = best if config.attention == "auto" else [config.attention]
     if config.attention == "flashinfer":
         names = ["flashinfer", *best]
-    if store.compact:
+    if isinstance(store, CompactKV):
         names = ["triton"]  # no other reads it
     reasons = [f"triton: {problem}"] if problem and config.attention == "auto" else []
     for name in names:

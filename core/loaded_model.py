@@ -12,7 +12,7 @@ from torch import nn
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
-from graftlm.kernels.kv_store import LayerKV
+from graftlm.kernels.kv_store import LayerKV, token_bytes
 
 if TYPE_CHECKING:
     from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
@@ -84,7 +84,7 @@ class LoadedModel:
     @property
     def bytes_per_token(self) -> int:
         if self.layers:
-            return sum(layer.num_bytes(self.dtype) for layer in self.kv_layout)
+            return sum(token_bytes(layer, self.dtype) for layer in self.kv_layout)
         config = self.text_config
         width = getattr(config, "hidden_size", 1024)
         return int(getattr(config, "num_hidden_layers", 1)) * 2 * int(width) * self.dtype.itemsize

@@ -14,7 +14,7 @@ from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.cpu.attention.backend import TorchAttention
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import allocate_kv
 from graftlm.kernels.wire_plan import Extent
 
 
@@ -24,7 +24,7 @@ def sequence_of(prompt: Seq[int], namespace: str = "") -> Sequence:
 
 def paged_greedy(loaded: LoadedModel, prompts: Seq[Seq[int]], num_new: int, chunk: int = 1000) -> list[list[int]]:
     """Decode all prompts in one ragged batch, `chunk` prompt tokens at a time, each in two ranges of slots."""
-    store = KVStore(loaded.kv_layout, sum(len(p) + num_new + 2 for p in prompts), loaded.dtype, loaded.device)
+    store = allocate_kv(loaded.kv_layout, sum(len(p) + num_new + 2 for p in prompts), loaded.dtype, loaded.device)
     runner = PagedRunner(loaded, TorchAttention(store))
     sequences, place = [], 0
     for prompt in prompts:

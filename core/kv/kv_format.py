@@ -13,12 +13,10 @@ from graftlm.core.errors import ConfigError
 from graftlm.kernels.bits12 import kv_codec
 from graftlm.kernels.gpu.support import SLOW_MEMORY, memory_rate, triton_problem, triton_version
 from graftlm.kernels.hopper.support import gluon_kernel
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import FP8, KVStore, allocate_kv, token_bytes
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
-
-FP8 = torch.float8_e4m3fn
 
 OLDEST_FOR_COMPACT = (9, 0)
 """Compute capability, Hopper's: the oldest on which KV in 12 bits was tried."""
@@ -49,11 +47,11 @@ class KVFormat:
         """Bytes that one token takes in the KV pool; an estimate in the serial lane."""
         if not loaded.layers:
             return loaded.bytes_per_token
-        return sum(layer.num_bytes(self.dtype, self.compact) for layer in loaded.kv_layout)
+        return sum(token_bytes(layer, self.dtype, self.compact) for layer in loaded.kv_layout)
 
-    def store(self, loaded: LoadedModel, num_slots: int, scales: Sequence[torch.Tensor] | None = None) -> KVStore:
-        """A store of so many slots. scales: of KVStore, for float8"""
-        return KVStore(loaded.kv_layout, num_slots, self.dtype, loaded.device, scales, self.compact)
+    def store(self, loaded: LoadedModel, num_slots: int, scales: Sequence[torch.Tensor] = ()) -> KVStore:
+        """Allocate a store of `num_slots` slots. scales: of Float8KV, for float8"""
+        return allocate_kv(loaded.kv_layout, num_slots, self.dtype, loaded.device, scales=scales, compact=self.compact)
 
 
 def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:

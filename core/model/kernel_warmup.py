@@ -19,13 +19,14 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
-from graftlm.core.kv.kv_format import FP8, KVFormat, kv_format
+from graftlm.core.kv.kv_format import KVFormat, kv_format
 from graftlm.core.model.qualify import AttentionFactory, discover, launch_ragged
 from graftlm.kernels.attention import StrictAttention
 from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.jit.compile_server import CompileServer
 from graftlm.kernels.jit.precompile import Compiling, compile_meanwhile
+from graftlm.kernels.kv_store import FP8
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
@@ -99,7 +100,7 @@ def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: 
     """Run a decode step of every size that a graph is captured for."""
     from graftlm.core.execution.cuda_graphs import graph_sizes, launch_steps, max_dense, step_buffers
 
-    scales = None
+    scales: list[torch.Tensor] = []
     if kv.dtype is FP8:
         scales = [torch.ones(2, layer.num_kv_heads, device=loaded.device) for layer in loaded.layers]
     attention = attention_factory(kv.store(loaded, 1, scales))

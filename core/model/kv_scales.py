@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch
-from graftlm.core.kv.kv_format import FP8
 from graftlm.kernels.cpu.attention.backend import attend
+from graftlm.kernels.kv_store import FP8
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel

@@ -22,7 +22,7 @@ from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
 from graftlm.kernels.cpu.attention.backend import attend
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
 from graftlm.kernels.jit.precompile import compile_together
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import KVStore, LayerKV, allocate_kv
 from graftlm.kernels.wire_plan import Extent, Row, WirePlan
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def qualify(
     compact  with KV in 12 bits
     """
     for layer, spec in enumerate(loaded.layers):
-        reason = attention_factory(KVStore((), 0, loaded.dtype, loaded.device, compact=compact)).supports(spec)
+        reason = attention_factory(allocate_kv((), 0, loaded.dtype, loaded.device, compact=compact)).supports(spec)
         if reason is not None:
             return f"layer {layer}: {reason}"
     expected = getattr(loaded.text_config, "num_hidden_layers", len(loaded.layers))
@@ -206,7 +206,7 @@ def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, c
     few = min(SOME_TOKENS, loaded.max_model_len - 1)
     prompt = min(MIN_TOKENS + 4, loaded.max_model_len - 1)
     num_slots = max(many + 9, ROWS * few, prompt)
-    store = KVStore(loaded.kv_layout, num_slots, loaded.dtype, loaded.device, compact=compact)
+    store = allocate_kv(loaded.kv_layout, num_slots, loaded.dtype, loaded.device, compact=compact)
     runner = PagedRunner(loaded, attention_factory(store))
     places = ([Extent(0, many)], [Extent(many, many + 9)])
     for pieces in ([(0, many // 2), (0, 5)], [(0, many - 1), (0, 5)], [(many - 1, many), (5, 9)]):
@@ -223,7 +223,7 @@ def _difference(
 ) -> str | None:
     """How a ragged batch differs from the model's own forward; None if it does not."""
     long, short = reference.sequences
-    store = KVStore(loaded.kv_layout, sum(LENGTHS), loaded.dtype, loaded.device, compact=compact)
+    store = allocate_kv(loaded.kv_layout, sum(LENGTHS), loaded.dtype, loaded.device, compact=compact)
     runner = PagedRunner(loaded, attention_factory(store))
     # The long one lies in one range of slots, the short one around it in two.
     places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])
@@ -260,7 +260,7 @@ def batch_dependence(loaded: LoadedModel, attention_factory: AttentionFactory) -
     longest = min(STRICT_LENGTH, loaded.max_model_len - 1)
     tokens, other = (generator.integers(0, high, n).tolist() for n in (longest, longest // 2 + 1))
     places = ([Extent(0, len(tokens))], [Extent(len(tokens), len(tokens) + len(other))])
-    store = KVStore(loaded.kv_layout, len(tokens) + len(other), loaded.dtype, loaded.device)
+    store = allocate_kv(loaded.kv_layout, len(tokens) + len(other), loaded.dtype, loaded.device)
     attention = attention_factory(store)
     if isinstance(attention, StrictAttention):
         attention.strict = True

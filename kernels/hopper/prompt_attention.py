@@ -13,7 +13,7 @@ from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 from graftlm.kernels.hopper.gather_kv import lay_out
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS, PromptLayout, padded, prompt_layout
 from graftlm.kernels.hopper.support import gluon_kernel
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import CompactKV, Float8KV, KVStore
 from graftlm.kernels.wire_plan import WirePlan
 
 MIN_QUERIES = 400
@@ -37,7 +37,7 @@ class PromptAttention(VerifiedPath):
         device = self._device = store.device
         on_hopper = device.type == "cuda" and torch.version.hip is None
         on_hopper = on_hopper and torch.cuda.get_device_capability(device) == (9, 0)
-        self._kernel = gluon_kernel("hopper.prompt_kernel") if on_hopper and store.scales is None else None
+        self._kernel = gluon_kernel("hopper.prompt_kernel") if on_hopper and not isinstance(store, Float8KV) else None
         super().__init__("long prompts are attended more slowly", enabled=self._kernel is not None)
         self._max_bytes = torch.cuda.get_device_properties(device).total_memory // SHARE if self.enabled else 0
         self._layout: PromptLayout | None = None
@@ -75,7 +75,7 @@ class PromptAttention(VerifiedPath):
         assert layout is not None and kernel is not None
         first, group = layout.first_token, q.shape[1] // k.shape[1]
         store, step, layer = self._store, call.step, call.layer
-        exponents = store.exponents[layer] if store.exponents is not None else None
+        exponents = store.exponents[layer] if isinstance(store, CompactKV) else None
 
         def fast() -> torch.Tensor:
             keys, values = k[first:], v[first:]

@@ -19,7 +19,7 @@ from graftlm.kernels import linear_dispatch
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.gpu.attention.backend import TritonAttention
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import allocate_kv
 from graftlm.kernels.linear_kernels import Bits12, LinearKernel, Role, Rows, Run
 from graftlm.kernels.weight import PlainWeight, Weight, hold_as, weight_of
 from graftlm.kernels.wire_plan import Extent, Row, WirePlan
@@ -67,7 +67,7 @@ def load_fused(
 
 
 def runner_of(loaded: LoadedModel, num_slots: int) -> PagedRunner:
-    return PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_slots, loaded.dtype, DEVICE)))
+    return PagedRunner(loaded, TritonAttention(allocate_kv(loaded.kv_layout, num_slots, loaded.dtype, DEVICE)))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "gpt2"])

@@ -169,11 +169,10 @@ class TorchAttention(Attention):
         loops: CompiledLoops | None,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        k_store, v_store = self.store.k[layer], self.store.v[layer]
+        store = self.store
         if loops is None or not metadata.decode:
-            k_store.index_copy_(0, self._out_slots, k)
-            v_store.index_copy_(0, self._out_slots, v)
-        return _LayerPass(k_store, v_store, params, loops).run(q, k, v, metadata)
+            store.append(layer, self._out_slots, k, v)
+        return _LayerPass(store.k[layer], store.v[layer], params, loops).run(q, k, v, metadata)
 
     def metadata(
         self, plan: WirePlan, window: int | None, block_size: int | None, has_tiles: bool = False

@@ -18,22 +18,13 @@ import torch
 
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu import INT8_LARGEST, INT8_LEAST_SCALE
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.attention.metadata import AttentionMetadata, Span, spans_of
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import Int8KV, PlainKV
 from graftlm.kernels.wire_plan import WirePlan, indptr_of
 
 if TYPE_CHECKING:
     from graftlm.kernels.cpu.attention.decode import CompiledDecode
-
-
-def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., dim] -> int8 [..., dim] and float32 scales [...]; their product is off by half a scale at most."""
-    wide = x.float()
-    scale = (wide.abs().amax(-1) / INT8_LARGEST).clamp_min(INT8_LEAST_SCALE)
-    whole = wide / scale[..., None]
-    return (whole + torch.copysign(torch.tensor(0.5), whole)).to(torch.int8), scale
 
 
 class SeenSlots:
@@ -86,10 +77,9 @@ class Int8Attention(TorchAttention):
     compiled  use compiled loops where numba is installed, rather than their definition in torch
     """
 
-    def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
+    def __init__(self, store: Int8KV, *, compiled: bool = True) -> None:
         super().__init__(store, compiled=False)
-        assert store.token_scales is not None
-        self._scales = store.token_scales
+        self.int8 = store
         self._compiles = compiled and importlib.util.find_spec("numba") is not None
         self._alone: WirePlan | None = None
         self._seen: SeenSlots | None = None
@@ -129,7 +119,7 @@ class Int8Attention(TorchAttention):
         found = self._read_in_place(layer, q, k, v, params)
         if found is not None:
             return found
-        k, v = self._keep(layer, k, v)
+        k, v = self.int8.append_rounded(layer, self._out_slots, k, v)
         inner, moved = self._widened(layer, q.dtype, plan)
         return inner.forward(0, q, k, v, moved, params)
 
@@ -146,20 +136,9 @@ class Int8Attention(TorchAttention):
         assert plan is not None
         if plan is not self._plan:
             self.prepare(plan)
-        k, v = self._keep(layer, k, v)
+        k, v = self.int8.append_rounded(layer, self._out_slots, k, v)
         inner, moved = self._widened(layer, q.dtype, plan)
         return inner.forward_some(0, q, k, v, moved, params, tokens)
-
-    def _keep(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store a step's keys and values. -> what is kept of them, in their own dtype"""
-        kept: list[torch.Tensor] = []
-        stores = self.store.k[layer], self.store.v[layer]
-        for x, store, scales in zip((k, v), stores, self._scales[layer], strict=True):
-            whole, scale = quantize(x)
-            store.index_copy_(0, self._out_slots, whole)
-            scales.index_copy_(0, self._out_slots, scale)
-            kept.append((whole * scale[..., None]).to(x.dtype))
-        return kept[0], kept[1]
 
     def _read_in_place(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
@@ -172,7 +151,7 @@ class Int8Attention(TorchAttention):
             return None
         stores = self.store.k[layer], self.store.v[layer]
         if not metadata.decode:
-            self._keep(layer, k, v)
+            self.int8.append_rounded(layer, self._out_slots, k, v)
         out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype)
         decode = self._decode_for(q, k, v, capped=params.softcap is not None)
         decode.run(
@@ -184,7 +163,7 @@ class Int8Attention(TorchAttention):
             params.softcap,
             out,
             torch.empty(q.shape[:2]),
-            self._scales[layer],
+            self.int8.token_scales[layer],
         )
         return out
 
@@ -200,14 +179,14 @@ class Int8Attention(TorchAttention):
     def _widened(self, layer: int, dtype: torch.dtype, plan: WirePlan) -> tuple[TorchAttention, WirePlan]:
         """The kernel over what this layer has of the slots that are seen, in `dtype`, and the plan over these."""
         if self._inner is None:
-            self._inner = TorchAttention(KVStore([], 0, dtype), compiled=self._compiles)
+            self._inner = TorchAttention(PlainKV([], 0, dtype), compiled=self._compiles)
         if self._seen is None:
             self._seen = SeenSlots(plan)
             self._inner.prepare(self._seen.plan)
         seen, inner, of_layer = self._seen, self._inner, self.store.layout[layer]
         if inner.store.layout != (of_layer,) or inner.store.num_slots != seen.num_slots:
-            inner.store = KVStore([of_layer], seen.num_slots, dtype)
-        k_scales, v_scales = self._scales[layer]
+            inner.store = PlainKV([of_layer], seen.num_slots, dtype)
+        k_scales, v_scales = self.int8.token_scales[layer]
         seen.widen(self.store.k[layer], k_scales, inner.store.k[0])
         seen.widen(self.store.v[layer], v_scales, inner.store.v[0])
         return inner, seen.plan

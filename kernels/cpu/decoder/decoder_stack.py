@@ -21,7 +21,7 @@ from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers, LayerWeigh
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, SkinnyLinear
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import Int8KV, KVStore
 from graftlm.kernels.norm import Norm
 from graftlm.kernels.wire_plan import WirePlan
 
@@ -140,7 +140,7 @@ class DecoderStack:
         self._place(plan, num_steps)
         records = layers.layers
         records["k_store"], records["v_store"], records["num_slots"] = self._k, self._v, attention.store.num_slots
-        if attention.store.token_scales is not None:  # the attention's loop stores them
+        if isinstance(attention.store, Int8KV):  # the attention's loop stores them
             records["k_store"] = records["v_store"] = 0
         logits = torch.empty(num_wanted, self.head.num_out, dtype=layers.dtype)
         call.ids, call.embedding, call.positions = ids.data_ptr(), self.embedding.data_ptr(), plan.positions.ctypes.data
@@ -219,7 +219,7 @@ class _KindOfLayers:
         """Point the calls at keys and values [num layers of this kind], addresses, of a store."""
         for calls in (self._singles, self._blocks, self._prefixes):
             calls["k"], calls["v"], calls["num_slots"] = k, v, store.num_slots
-        scales, singles = store.token_scales, self._singles
+        scales, singles = store.token_scales if isinstance(store, Int8KV) else None, self._singles
         name = "decode_attention" if scales is None else "decode_attention_int8"
         self._records["decode"][self.index] = loop_address(name, *self._loop)
         singles["new_k"] = singles["new_v"] = 0

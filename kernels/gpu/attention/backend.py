@@ -17,10 +17,9 @@ from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix, num_prefix_splits
 from graftlm.kernels.gpu.attention.split_kv import TOTAL_PARTS, uniform_parts
 from graftlm.kernels.gpu.attention.step_buffers import DeviceStep, Layout
-from graftlm.kernels.gpu.elementwise import store_kv
 from graftlm.kernels.hopper.prompt_attention import PromptAttention
 from graftlm.kernels.hopper.support import gluon_kernel
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import CompactKV, Float8KV, KVStore
 from graftlm.kernels.wire_plan import WirePlan
 
 MAX_HEAD_DIM = 256
@@ -47,7 +46,9 @@ class TritonAttention(Attention):
         self.strict = False
         self.prompts = PromptAttention(store)
         self.paths: tuple[PrefillPath, ...] = (self.prompts,)
-        on_card = store.compact and self.device.type == "cuda"
+        self._in_12_bits = store if isinstance(store, CompactKV) else None
+        self._in_float8 = store if isinstance(store, Float8KV) else None
+        on_card = self._in_12_bits is not None and self.device.type == "cuda"
         self._compact = gluon_kernel("bits12.decode") if on_card else None
         self.num_sms = 1
         if self.device.type == "cuda":
@@ -65,7 +66,7 @@ class TritonAttention(Attention):
             return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
         if max(layer.k_dim, layer.v_dim) > MAX_HEAD_DIM:
             return f"a head has {max(layer.k_dim, layer.v_dim)} dimensions, the kernels go up to {MAX_HEAD_DIM}"
-        if self.store.compact and self._compact is not None:
+        if self._compact is not None:
             group = layer.num_heads // layer.num_kv_heads
             if group > self._compact.MAX_GROUP:
                 return (
@@ -111,8 +112,7 @@ class TritonAttention(Attention):
         params: AttentionParams,
     ) -> torch.Tensor:
         assert self._step is not None
-        k_store, v_store = self.store.k[layer], self.store.v[layer]
-        store_kv(k, v, k_store, v_store, self._step.slots, *self._scale_pair(layer), self._exponents(layer))
+        self.store.append(layer, self._step.slots[: len(k)], k, v)
         return self._attend(layer, q, k, v, params)
 
     def forward_packed(
@@ -148,14 +148,14 @@ class TritonAttention(Attention):
     @property
     def _extends_only(self) -> bool:
         """Whether rows that decode go through extend too."""
-        return self.strict or (self.store.compact and self._compact is None)
+        return self.strict or (self._in_12_bits is not None and self._compact is None)
 
     def _exponents(self, layer: int) -> torch.Tensor | None:
-        return self.store.exponents[layer] if self.store.exponents is not None else None
+        return self._in_12_bits.exponents[layer] if self._in_12_bits is not None else None
 
     def _scales(self, layer: int) -> Scales | None:
-        scales = self.store.scales
-        return None if scales is None else Scales(scales[layer][0], scales[layer][1])
+        store = self._in_float8
+        return None if store is None else Scales(store.scales[layer][0], store.scales[layer][1])
 
     def _scale_pair(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         scales = self._scales(layer)
@@ -265,9 +265,9 @@ class TritonAttention(Attention):
         options: dict[str, Any] = {"splits": splits, "num_prefix": prefix_splits, "out": out}
         if self._compact is None:
             return decode_attention(q, k, v, rows, workspace, params, scales=self._scales(layer), **options)
-        assert self.store.records is not None
+        assert self._in_12_bits is not None
         found: torch.Tensor = self._compact.compact_decode_attention(
-            q, self.store.records[layer], exponents, rows, workspace, params, **options
+            q, self._in_12_bits.records[layer], exponents, rows, workspace, params, **options
         )
         return found
 

@@ -16,7 +16,7 @@ from graftlm.core.execution.step_plan import ScheduledRow, StepPlan, build_plan
 from graftlm.core.model.load import load_model
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.cpu.attention.backend import TorchAttention
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import allocate_kv
 from graftlm.kernels.wire_plan import Extent, WirePlan
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 from tests.stepping import sequence_of, start
@@ -52,7 +52,7 @@ def test_a_copy_that_went_through_pickle_gives_the_same_logits() -> None:
     assert [(p.length, p.rows) for p in plans[-1].wire.shared] == [(80, (0, 1))]
     found = []
     for copied in (False, True):
-        runner = PagedRunner(loaded, TorchAttention(KVStore(loaded.kv_layout, 400, loaded.dtype)))
+        runner = PagedRunner(loaded, TorchAttention(allocate_kv(loaded.kv_layout, 400, loaded.dtype)))
         for plan in plans:
             wire: WirePlan = pickle.loads(pickle.dumps(plan.wire)) if copied else plan.wire
             logits = runner.forward(wire)

@@ -20,7 +20,7 @@ from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS, MIN_BLOCK
 from graftlm.kernels.cpu.linear import packed_pieces
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import allocate_kv
 from graftlm.kernels.wire_plan import Extent
 from tests.models import byte_tokenizer, tiny_model
 
@@ -50,7 +50,7 @@ def ids(num_tokens: int) -> list[int]:
 
 
 def logits(loaded: LoadedModel, num_tokens: int, wanted: list[int] | None = None) -> torch.Tensor:
-    store = KVStore(loaded.kv_layout, num_tokens, loaded.dtype)
+    store = allocate_kv(loaded.kv_layout, num_tokens, loaded.dtype)
     runner = PagedRunner(loaded, TorchAttention(store))
     tokens = ids(num_tokens)
     plan = _plan([tokens], ([Extent(0, num_tokens)],), [(0, num_tokens)])

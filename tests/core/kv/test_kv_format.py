@@ -21,7 +21,7 @@ from graftlm.core.model.load import load_model
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention import Attention, LayerSpec
 from graftlm.kernels.bits12 import kv_codec
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import CompactKV, KVStore
 from graftlm.kernels.wire_plan import WirePlan, slots_of
 from graftlm.plugins import manager
 from tests.models import byte_tokenizer, tiny_model
@@ -174,14 +174,9 @@ class Definition(Attention):
     def forward(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: WirePlan, params: Any
     ) -> torch.Tensor:
-        if self.wrong == "breaks" and self.store.compact:
+        if self.wrong == "breaks" and isinstance(self.store, CompactKV):
             raise RuntimeError("no such kernel")
-        for i, (x, held) in enumerate(((k, self.store.k[layer]), (v, self.store.v[layer]))):
-            if self.store.compact:
-                held[self.slots], exponents = kv_codec.pack(x.contiguous())
-                self.store.exponents[layer][:, self.slots, i] = exponents.T
-            else:
-                held[self.slots] = x
+        self.store.append(layer, torch.from_numpy(self.slots), k.contiguous(), v.contiguous())
         out, group = torch.empty(q.shape, dtype=q.dtype), q.shape[1] // k.shape[1]
         for row in plan.rows:
             here = slice(row.start, row.start + row.num_new)
@@ -195,7 +190,7 @@ class Definition(Attention):
 
     def read(self, layer: int, i: int, slots: torch.Tensor) -> torch.Tensor:
         held = (self.store.k, self.store.v)[i][layer][slots]
-        if not self.store.compact:
+        if not isinstance(self.store, CompactKV):
             return held.float()
         exponents = self.store.exponents[layer][:, slots, i]
         return kv_codec.unpack(held, (exponents + (3 if self.wrong == "exponents" else 0)).T)
@@ -219,7 +214,7 @@ def test_a_model_is_qualified_with_kv_in_12_bits(monkeypatch: pytest.MonkeyPatch
     loaded = load_over_12_bits(monkeypatch, Noted)
     assert (loaded.lane, loaded.kv_reason) == ("paged", None)
     filled = [store for store in stores if store.num_slots]
-    assert filled[0].compact
+    assert isinstance(filled[0], CompactKV)
 
 
 @pytest.mark.parametrize(

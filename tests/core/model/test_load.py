@@ -19,7 +19,7 @@ from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import stretched_context
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import allocate_kv
 from tests.models import EOS, IM_END, VOCAB_SIZE, byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import paged_greedy
 
@@ -242,7 +242,7 @@ def test_logits_come_for_the_wanted_rows_only() -> None:
     from graftlm.kernels.wire_plan import Extent
     from tests.stepping import sequence_of
 
-    runner = PagedRunner(loaded, TorchAttention(KVStore(loaded.kv_layout, 64, loaded.dtype)))
+    runner = PagedRunner(loaded, TorchAttention(allocate_kv(loaded.kv_layout, 64, loaded.dtype)))
     first, second = sequence_of(random_prompt(9)), sequence_of(random_prompt(7, seed=1))
     first.kv.own, second.kv.own = [Extent(0, 9)], [Extent(20, 27)]
     rows = [ScheduledRow(first, 9, 0), ScheduledRow(second, 7, 3)]

@@ -8,7 +8,7 @@ import torch
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.gpu.attention.backend import TritonAttention
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import CompactKV, LayerKV
 from tests.kernels.gpu.attention.test_attention import DEVICE, error, plan_of, reference
 
 HEADS, KV_HEADS = 4, 2
@@ -38,18 +38,14 @@ def numbers(num_tokens: int, num_heads: int, dim: int) -> torch.Tensor:
 def test_every_row_attends_to_cached_tokens_as_kept_and_to_its_own(rows: tuple[tuple[int, int], ...], dim: int) -> None:
     torch.manual_seed(0)
     plan = plan_of(*rows)
-    store = KVStore([LayerKV(KV_HEADS, dim, dim)], 200, torch.bfloat16, DEVICE, compact=True)
-    assert store.exponents is not None
-    for i, held in enumerate((store.k[0], store.v[0])):
-        words, exponents = pack(numbers(store.num_slots, KV_HEADS, dim))
-        held.copy_(words)
-        store.exponents[0][:, :, i] = exponents.T
+    store = CompactKV([LayerKV(KV_HEADS, dim, dim)], 200, DEVICE)
+    store.append(0, torch.arange(200, device=DEVICE), *(numbers(200, KV_HEADS, dim) for _ in "kv"))
     q, k, v = (numbers(plan.num_tokens, heads, dim).to(DTYPE) for heads in (HEADS, KV_HEADS, KV_HEADS))
     attention = TritonAttention(store)
     attention.prepare(plan)
     out = attention.forward(0, q, k, v, plan, AttentionParams(0.05))
     kept = [unpack(held, store.exponents[0][:, :, i].T) for i, held in enumerate((store.k[0], store.v[0]))]
-    slots = plan.out_slots.to(DEVICE)
+    slots = torch.from_numpy(plan.out_slots).to(DEVICE)
     for new, held in zip((k, v), kept, strict=True):
         assert torch.equal(held[slots], unpack(*pack(new.bfloat16())))
     for row in plan.rows:

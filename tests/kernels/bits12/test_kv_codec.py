@@ -9,7 +9,7 @@ from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.bits12.kv_codec import DIMS, bytes_of, pack, unpack, words_of
 from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.elementwise import store_kv
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import CompactKV, LayerKV, allocate_kv, token_bytes
 from graftlm.kernels.norm import Norm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -103,17 +103,15 @@ def test_what_is_not_finite_does_not_become_finite(value: float) -> None:
     assert unpack(words, exponent).isfinite().logical_not().nonzero().tolist() == [[77]]
 
 
-def compact_store(num_slots: int, num_kv_heads: int, dim: int) -> KVStore:
-    store = KVStore([LayerKV(num_kv_heads, dim, dim)], num_slots, torch.bfloat16, DEVICE, compact=True)
-    assert store.exponents is not None
+def compact_store(num_slots: int, num_kv_heads: int, dim: int) -> CompactKV:
+    store = CompactKV([LayerKV(num_kv_heads, dim, dim)], num_slots, DEVICE)
     for tensor, poison in ((store.k[0], POISON), (store.v[0], POISON), (store.exponents[0], POISON & 0xFF)):
         tensor.fill_(poison)
     return store
 
 
-def check_store(store: KVStore, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_store(store: CompactKV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Whether it holds k and v at their slots, as `pack` gives them, and poison everywhere else."""
-    assert store.exponents is not None
     others = torch.ones(store.num_slots, dtype=torch.bool, device=DEVICE)
     others[slots.long()] = False
     for i, (x, held) in enumerate(((k, store.k[0]), (v, store.v[0]))):
@@ -134,7 +132,6 @@ def test_keys_and_values_are_stored_as_they_are_defined(num_tokens: int, index: 
         compact_store(num_tokens + 4, 3, dim),
         torch.randperm(num_tokens + 4, device=DEVICE)[:num_tokens].to(index),
     )
-    assert store.exponents is not None
     store_kv(k, v, store.k[0], store.v[0], slots, exponents=store.exponents[0])
     check_store(store, slots, k, v)
 
@@ -158,7 +155,6 @@ def test_heads_are_turned_as_for_a_plain_store_and_stored_as_they_are_defined(
         compact_store(num_tokens + 4, kv_heads, dim),
         torch.randperm(num_tokens + 4, device=DEVICE)[:num_tokens],
     )
-    assert store.exponents is not None
     packed = PackedQKV(qkv, *rotation)
     found = rotate_store(packed, store.k[0], store.v[0], slots.int(), exponents=store.exponents[0])
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -167,26 +163,19 @@ def test_heads_are_turned_as_for_a_plain_store_and_stored_as_they_are_defined(
 
 def test_a_compact_store_takes_three_quarters_and_a_byte_a_vector() -> None:
     layer, other = LayerKV(2, 128, 128), LayerKV(1, 256, 256)
-    store = KVStore([other, layer], 10, torch.bfloat16, compact=True)
+    store = CompactKV([other, layer], 10)
     assert [x.shape for x in (store.k[1], store.v[1])] == [(10, 2, 48)] * 2
     assert [x.shape for x in (store.k[0], store.v[0])] == [(10, 1, 96)] * 2
-    assert store.k[0].dtype is torch.int32 and store.dtype is torch.bfloat16 and store.compact
-    assert store.exponents is not None and store.records is not None
+    assert store.k[0].dtype is torch.int32 and store.dtype is torch.bfloat16
     assert store.exponents[1].shape == (2, 10, 2) and store.exponents[1].dtype is torch.uint8
     assert store.num_bytes == sum(x.nbytes for x in [*store.records, *store.exponents]) == 10 * 2 * (2 * 193 + 385)
-    assert layer.num_bytes(torch.bfloat16, compact=True) == 2 * 2 * 193
+    assert token_bytes(layer, torch.bfloat16, compact=True) == 2 * 2 * 193
     assert [bytes_of(dim) for dim in DIMS] == [97, 193, 385]
-    assert layer.num_bytes(torch.bfloat16) == 2 * 2 * 256
-
-
-def test_a_plain_store_has_no_exponents() -> None:
-    store = KVStore([LayerKV(2, 64, 64)], 10, torch.float32)
-    assert store.exponents is None and store.records is None and not store.compact
+    assert token_bytes(layer, torch.bfloat16) == 2 * 2 * 256
 
 
 def test_the_words_of_a_key_and_a_value_lie_side_by_side() -> None:
-    store, words = KVStore([LayerKV(2, 256, 256)], 10, torch.bfloat16, compact=True), words_of(256)
-    assert store.records is not None
+    store, words = CompactKV([LayerKV(2, 256, 256)], 10), words_of(256)
     store.records[0].copy_(torch.arange(10 * 2 * 2 * words).view(10, 2, 2 * words))
     first = 7 * 2 * words  # of slot 3, head 1
     assert store.k[0][3, 1].tolist() == list(range(first, first + words))
@@ -203,4 +192,4 @@ def test_the_words_of_a_key_and_a_value_lie_side_by_side() -> None:
 )
 def test_a_compact_store_of_another_kind_is_refused(layer: LayerKV, dtype: torch.dtype, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        KVStore([layer], 10, dtype, compact=True)
+        allocate_kv([layer], 10, dtype, compact=True)

@@ -14,7 +14,7 @@ from graftlm.core.model.lane import default_attention
 from graftlm.core.model.load import load_model
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.gpu.support import triton_problem
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import allocate_kv
 from tests.models import byte_tokenizer, tiny_model
 
 GPU = torch.device("cuda", 0)
@@ -45,7 +45,7 @@ def test_a_missing_triton_and_one_that_is_too_old_are_named(monkeypatch: pytest.
 
 def test_an_old_card_runs_the_torch_definition_with_one_warning(old_card: None) -> None:
     loaded = replace(load_model(tiny_model(), EngineConfig(device="cpu"), byte_tokenizer()), device=GPU)
-    store = KVStore(loaded.kv_layout, 8, loaded.dtype)
+    store = allocate_kv(loaded.kv_layout, 8, loaded.dtype)
     assert default_attention(GPU) is TorchAttention
     with pytest.warns(UserWarning, match="attention 'torch' is used, more slowly: triton: the kernels need") as seen:
         chosen = engine_builder._attention(loaded, EngineConfig(), {"torch": TorchAttention}, store)

@@ -17,7 +17,7 @@ from graftlm.kernels.hopper.gather_kv import lay_out
 from graftlm.kernels.hopper.prompt_layout import BLOCK, padded
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together, is_dry
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import CompactKV, LayerKV, allocate_kv
 from graftlm.kernels.wire_plan import Extent, Row, SharedPrefix, WirePlan
 from tests.kernels.gluon import compile_for_hopper
 from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, error, reference
@@ -82,7 +82,7 @@ class Step:
         torch.manual_seed(0)
         self.plan = plan
         num_slots = int(max(e.stop for row in plan.rows for e in row.extents))
-        self.store = KVStore([LayerKV(kv_heads, dim, dim)], num_slots, dtype, DEVICE, compact=compact)
+        self.store = allocate_kv([LayerKV(kv_heads, dim, dim)], num_slots, dtype, DEVICE, compact=compact)
         # one product gives all three; what follows a step's tokens in memory is not finite
         packed = torch.full((plan.num_tokens + 3, heads + 2 * kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
         packed[:-3] = torch.randn(plan.num_tokens, *packed.shape[1:], device=DEVICE)
@@ -179,8 +179,7 @@ def test_one_row_without_cached_tokens_lies_densely_as_it_is(
 
 def test_numbers_in_12_bits_are_laid_out_to_the_bit() -> None:
     torch.manual_seed(0)
-    store = KVStore([LayerKV(2, 128, 128)], 300, torch.bfloat16, DEVICE, compact=True)
-    assert store.exponents is not None
+    store = CompactKV([LayerKV(2, 128, 128)], 300, DEVICE)
     kept = []
     for index, held in enumerate((store.k[0], store.v[0])):
         words, exponents = pack(torch.randn(300, 2, 128, device=DEVICE).bfloat16())

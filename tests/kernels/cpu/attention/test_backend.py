@@ -10,7 +10,7 @@ from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention import backend as attention
 from graftlm.kernels.cpu.attention.backend import Partial, TorchAttention, attend, merge
 from graftlm.kernels.cpu.attention.metadata import build_metadata, spans_of
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import KVStore, LayerKV, allocate_kv
 from graftlm.kernels.wire_plan import Extent, Row, SharedPrefix, WirePlan, slots_of
 
 
@@ -84,7 +84,7 @@ def check(
         "sinks": random(num_heads) if sinks else None,
     }
     for compiled in (True, False):
-        store = KVStore([LayerKV(num_kv_heads, dim, v_dim or dim)], 640, dtype)
+        store = allocate_kv([LayerKV(num_kv_heads, dim, v_dim or dim)], 640, dtype)
         store.k[0].copy_(past[0])
         store.v[0].copy_(past[1])
         kernel = TorchAttention(store, compiled=compiled)
@@ -263,6 +263,6 @@ def test_spans_are_the_slots_of_a_run_of_tokens() -> None:
 
 
 def test_query_heads_must_be_a_multiple_of_kv_heads() -> None:
-    kernel = TorchAttention(KVStore([], 0, torch.float32))
+    kernel = TorchAttention(allocate_kv([], 0, torch.float32))
     assert kernel.supports(LayerSpec(6, 3, 8, 8)) is None
     assert kernel.supports(LayerSpec(6, 4, 8, 8)) == "6 query heads are no multiple of 4 KV heads"

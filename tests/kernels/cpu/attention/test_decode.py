@@ -10,7 +10,7 @@ from graftlm.kernels.cpu.attention.decode import CompiledDecode
 from graftlm.kernels.cpu.attention.metadata import DecodeQueries
 from graftlm.kernels.cpu.compiled import loop_runtime
 from graftlm.kernels.cpu.compiled.openmp import parallel_region
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import LayerKV, allocate_kv
 
 NUM_ROWS, NUM_KEYS, DIM = 24, 150, 32
 
@@ -32,7 +32,7 @@ def keys_and_values(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, t
 
 def attend(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Rows of 2 x 2 heads, each over tokens of its own: float32 [NUM_ROWS, 4, DIM]."""
-    store = KVStore([LayerKV(2, DIM, DIM)], NUM_ROWS * NUM_KEYS, dtype)
+    store = allocate_kv([LayerKV(2, DIM, DIM)], NUM_ROWS * NUM_KEYS, dtype)
     k, v, q = keys_and_values(dtype)
     store.k[0].copy_(k)
     store.v[0].copy_(v)
@@ -62,7 +62,7 @@ def test_without_openmp_one_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_bfloat16_is_widened_exactly_and_rounded_to_the_nearest() -> None:
     """One key has all the weight, so the answer is its value."""
-    store = KVStore([LayerKV(1, DIM, DIM)], 1, torch.bfloat16)
+    store = allocate_kv([LayerKV(1, DIM, DIM)], 1, torch.bfloat16)
     values = torch.randn(DIM, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
     store.k[0].zero_()
     store.v[0].copy_(values)
@@ -78,7 +78,7 @@ def test_bfloat16_is_widened_exactly_and_rounded_to_the_nearest() -> None:
 @pytest.mark.parametrize("capped", [False, True], ids=["plain", "capped"])
 def test_queries_that_go_over_their_keys_together_get_what_each_gets_alone(dtype: torch.dtype, capped: bool) -> None:
     generator = torch.Generator().manual_seed(5)
-    store = KVStore([LayerKV(2, DIM, DIM)], 400, dtype)
+    store = allocate_kv([LayerKV(2, DIM, DIM)], 400, dtype)
     store.k[0].copy_(torch.randn(store.k[0].shape, generator=generator))
     store.v[0].copy_(torch.randn(store.v[0].shape, generator=generator))
     q = torch.randn(21, 4, DIM, generator=generator).to(dtype)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.attention.int8 import Int8Attention, SeenSlots, quantize
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.cpu.attention.int8 import Int8Attention, SeenSlots
+from graftlm.kernels.kv_store import Int8KV, LayerKV, PlainKV, quantize, token_bytes
 from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan
 from tests.kernels.cpu.attention.test_backend import CHUNK, DECODE, EXTEND, make_plan, reference
 
@@ -20,10 +20,9 @@ SHARED = make_plan(
 PLANS = {"decode": DECODE, "chunk": CHUNK, "extend": EXTEND, "few": FEW, "shared": SHARED}
 
 
-def widened(store: KVStore) -> KVStore:
+def widened(store: Int8KV) -> PlainKV:
     """A store in float32 of what one in int8 holds."""
-    assert store.token_scales is not None
-    plain = KVStore(store.layout, SLOTS, torch.float32)
+    plain = PlainKV(store.layout, SLOTS, torch.float32)
     plain.k[0].copy_(store.k[0] * store.token_scales[0][0][..., None])
     plain.v[0].copy_(store.v[0] * store.token_scales[0][1][..., None])
     return plain
@@ -45,9 +44,8 @@ def test_queries_see_the_rounded_keys_and_values(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    store, exact = KVStore([LayerKV(KV_HEADS, DIM, DIM)], SLOTS, torch.int8), KVStore([], 0, torch.float32)
-    assert store.token_scales is not None
-    exact = KVStore(store.layout, SLOTS, torch.float32)
+    store = Int8KV([LayerKV(KV_HEADS, DIM, DIM)], SLOTS)
+    exact = PlainKV(store.layout, SLOTS, torch.float32)
     for held, scales, plain in zip(
         (store.k[0], store.v[0]), store.token_scales[0], (exact.k[0], exact.v[0]), strict=True
     ):
@@ -83,8 +81,7 @@ def test_the_compiled_loop_keeps_what_torch_keeps() -> None:
     kept = []
     for compiled in (True, False):
         torch.manual_seed(1)
-        store = KVStore([LayerKV(KV_HEADS, DIM, DIM)], SLOTS, torch.int8)
-        assert store.token_scales is not None
+        store = Int8KV([LayerKV(KV_HEADS, DIM, DIM)], SLOTS)
         for x in (store.k[0], store.v[0], *store.token_scales[0]):
             x.zero_()
         q, k, v = torch.randn(3, HEADS, DIM), torch.randn(3, KV_HEADS, DIM), torch.randn(3, KV_HEADS, DIM)
@@ -104,6 +101,6 @@ def test_the_slots_that_are_seen_keep_their_order_without_gaps() -> None:
 
 def test_a_token_takes_half_of_what_it_takes_in_bfloat16() -> None:
     layer = LayerKV(8, 64, 64)
-    assert layer.num_bytes(torch.int8) == 8 * (64 + 64 + 8)
-    assert layer.num_bytes(torch.bfloat16) / layer.num_bytes(torch.int8) > 1.88
-    assert layer.num_bytes(torch.float32) / layer.num_bytes(torch.int8) > 3.76
+    assert token_bytes(layer, torch.int8) == 8 * (64 + 64 + 8)
+    assert token_bytes(layer, torch.bfloat16) / token_bytes(layer, torch.int8) > 1.88
+    assert token_bytes(layer, torch.float32) / token_bytes(layer, torch.int8) > 3.76

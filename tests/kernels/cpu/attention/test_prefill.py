@@ -11,7 +11,7 @@ from graftlm.kernels.cpu.attention.prefill import CompiledPrefill
 from graftlm.kernels.cpu.calls import COLUMNS
 from graftlm.kernels.cpu.compiled.openmp import parallel_region
 from graftlm.kernels.cpu.loops.prefill_attention import KEYS
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import LayerKV, allocate_kv
 
 DIM = 32
 
@@ -21,7 +21,7 @@ def run(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The last `num_queries` of `num_keys` tokens, over two KV heads: the loop's answer and the definition's."""
     generator = torch.Generator().manual_seed(5)
-    store = KVStore([LayerKV(2, DIM, DIM)], num_keys + 7, dtype)
+    store = allocate_kv([LayerKV(2, DIM, DIM)], num_keys + 7, dtype)
     store.k[0].copy_(torch.randn(store.k[0].shape, generator=generator))
     store.v[0].copy_(torch.randn(store.v[0].shape, generator=generator))
     q = torch.randn(num_queries, 2 * group, DIM, generator=generator).to(dtype)
@@ -68,7 +68,7 @@ def test_bfloat16_is_summed_in_float32(num_queries: int, past: int) -> None:
 def test_scores_far_above_earlier_ones_take_over() -> None:
     """Later keys whose scores are larger by far, so that sums are scaled anew, beside columns where they are not."""
     for dtype in (torch.float32, torch.bfloat16):
-        store = KVStore([LayerKV(1, DIM, DIM)], 4 * KEYS, dtype)
+        store = allocate_kv([LayerKV(1, DIM, DIM)], 4 * KEYS, dtype)
         store.k[0].zero_()
         store.k[0][2 * KEYS :] = 8.0
         store.v[0][: 2 * KEYS], store.v[0][2 * KEYS :] = 1.0, 3.0

@@ -16,7 +16,7 @@ from graftlm.kernels.cpu.compiled import loop_runtime
 from graftlm.kernels.cpu.decoder import decoder_layer
 from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack, _KindOfLayers
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
-from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.kv_store import KVStore, allocate_kv
 from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan
 from tests.models import byte_tokenizer, tiny_model
 
@@ -40,7 +40,7 @@ def load(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: Any)
 
 def filled(loaded: LoadedModel) -> KVStore:
     """A store of garbage that both ways find the same."""
-    store = KVStore(loaded.kv_layout, SLOTS, loaded.dtype)
+    store = allocate_kv(loaded.kv_layout, SLOTS, loaded.dtype)
     generator = torch.Generator().manual_seed(5)
     for x in (*store.k, *store.v):
         x.copy_(torch.randn(x.shape, generator=generator))

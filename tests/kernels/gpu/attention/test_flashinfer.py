@@ -16,7 +16,7 @@ import torch
 from graftlm.core.config import CacheConfig
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import LayerKV, allocate_kv
 from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, error, plan_of, reference
 from tests.models import byte_tokenizer, tiny_model
 
@@ -84,7 +84,7 @@ def attend(
     monkeypatch.setattr(module, "HEAD_DIMS", head_dims)
     monkeypatch.setattr(module, "MIN_NEW", min_new)
     torch.manual_seed(0)
-    attention = module.FlashInferAttention(KVStore([LayerKV(KV_HEADS, DIM, DIM)], 200, DTYPE, DEVICE))
+    attention = module.FlashInferAttention(allocate_kv([LayerKV(KV_HEADS, DIM, DIM)], 200, DTYPE, DEVICE))
     for plan in (plan_of((1, 5), (3, 9), (7, 0)), plan_of((4, 30), (5, 2))):
         store = attention.store
         q, k, v = (torch.randn(plan.num_tokens, h, DIM, device=DEVICE).to(DTYPE) for h in (HEADS, KV_HEADS, KV_HEADS))

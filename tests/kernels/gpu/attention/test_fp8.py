@@ -12,17 +12,16 @@ from graftlm.kernels.attention import LayerSpec, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.gpu.attention.backend import TritonAttention
-from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.kv_store import FP8, Float8KV, LayerKV
 from tests.kernels.gpu.attention.test_attention import DEVICE, error, plan_of, reference
 from tests.models import byte_tokenizer, tiny_model
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 SCALES = torch.tensor([[0.5, 0.0625], [0.25, 2.0]], device=DEVICE)
-FP8 = torch.float8_e4m3fn
 
 
-def attention_over_fp8(num_slots: int) -> tuple[TritonAttention, KVStore]:
-    store = KVStore([LayerKV(KV_HEADS, DIM, DIM)], num_slots, FP8, DEVICE, [SCALES])
+def attention_over_fp8(num_slots: int) -> tuple[TritonAttention, Float8KV]:
+    store = Float8KV([LayerKV(KV_HEADS, DIM, DIM)], num_slots, [SCALES], DEVICE)
     for x in (store.k[0], store.v[0]):
         x.copy_(torch.randn(x.shape).to(FP8))
     return TritonAttention(store), store
@@ -44,7 +43,7 @@ def test_every_row_attends_to_what_the_store_holds_times_its_scale(strict: bool)
     k, v = (exact(scale, plan.num_tokens) for scale in SCALES)
     attention.prepare(plan)
     out = attention.forward(0, q, k, v, plan, AttentionParams(0.05))
-    slots = plan.out_slots.to(DEVICE)
+    slots = torch.from_numpy(plan.out_slots).to(DEVICE)
     for new, held, scale in ((k, store.k[0], SCALES[0]), (v, store.v[0], SCALES[1])):
         assert torch.equal(held.float()[slots] * scale[:, None], new)
     keys, values = (x[0].float() * s[:, None] for x, s in ((store.k, SCALES[0]), (store.v, SCALES[1])))
@@ -84,4 +83,4 @@ def test_kv_in_float8_takes_a_quarter_of_float32_and_needs_a_gpu() -> None:
     loaded.device = torch.device("cuda")
     assert kv_format(loaded, config) == KVFormat(FP8)
     assert KVFormat(FP8).bytes_per_token(loaded) * 4 == loaded.bytes_per_token
-    assert "no KV in float8" in str(TorchAttention(KVStore((), 0, FP8)).supports(LayerSpec(4, 2, 16, 16)))
+    assert "no KV in float8" in str(TorchAttention(Float8KV((), 0, ())).supports(LayerSpec(4, 2, 16, 16)))
