@@ -113,20 +113,8 @@ class LocalEngine:
         started = time.perf_counter()
         self.requests.expire()
         self.requests.open_grammars()
-        in_flight = self._in_flight
-        num_failed, retries = self.counters.failed_steps, self.scheduler.retry.active
-        if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
-            self._complete_step()
-        plan = self._plan()
-        if plan is None:
-            return self._complete_step() or self.counters.failed_steps > num_failed
-        if not self._run_ahead(plan):
-            launched, num_failed = self._launch(plan), self.counters.failed_steps
-            self._complete_step()
-            if self.counters.failed_steps > num_failed:
-                launched = None  # its sequences wait again
-            if launched is not None and (launched.pending is not None or self._draw(launched)):
-                self._in_flight = launched
+        if not (self._step_overlapped() if self.waits_for_device else self._step_synchronous()):
+            return False
         self.prices.ended(time.perf_counter() - started)
         if self.idle and self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
             self._num_tokens_run = 0
@@ -168,7 +156,7 @@ class LocalEngine:
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that is neither in use nor pinned."""
-        self.cache.pool.free(self.cache.tree.clear())
+        self.cache.clear()
         if self.drafter is not None:
             self.drafter.forget()
 
@@ -185,6 +173,33 @@ class LocalEngine:
         self.cache.check_integrity(self.scheduler.running)
 
     # -- a step ------------------------------------------------------------------------------------------------
+
+    def _step_overlapped(self) -> bool:
+        """Launch a step, then complete the one that was launched before it; False if there was nothing to do."""
+        if (in_flight := self._in_flight) is not None and (
+            self.scheduler.retry.active or self._needs_room() or self._awaits_jumps(in_flight)
+        ):
+            self._complete_step()
+        num_failed, plan = self.counters.failed_steps, self._plan()
+        if plan is None:
+            return self._complete_step() or self.counters.failed_steps > num_failed
+        launched, num_failed = self._launch(plan), self.counters.failed_steps
+        self._complete_step()
+        if self.counters.failed_steps > num_failed:
+            return True  # the launched sequences wait again
+        if launched is not None and (launched.pending is not None or self._draw(launched)):
+            self._in_flight = launched
+        return True
+
+    def _step_synchronous(self) -> bool:
+        """Run a step and commit its tokens, or several steps at once; False if nothing could run."""
+        num_failed, plan = self.counters.failed_steps, self._plan()
+        if plan is None:
+            return self.counters.failed_steps > num_failed
+        if not self._run_ahead(plan):
+            self._in_flight = self._launch(plan)
+            self._complete_step()
+        return True
 
     def _plan(self) -> StepPlan | None:
         """Schedule and lay out the next step; None if nothing can run."""

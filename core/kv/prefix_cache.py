@@ -103,14 +103,14 @@ class PrefixCache:
         if missing > self.pool.num_free:
             if missing > self.num_available:
                 return False
-            self.pool.free(self.tree.evict(missing - self.pool.num_free + self.num_slots // SPARE))
+            self._evict(missing - self.pool.num_free + self.num_slots // SPARE)
         if kv.own and (more := self.pool.grow(kv.own[-1], missing)):
             kv.own[-1] = Extent(kv.own[-1].start, more.stop)
             missing -= more.size
         if missing:
             crumbs = self.pool.num_pieces(missing) > 1 + missing // PIECE
             if crumbs and self.pool.num_free < self.num_slots // MAX_SPARE:
-                self.pool.free(self.tree.evict(self.num_slots // SPARE))
+                self._evict(self.num_slots // SPARE)
             taken = self.pool.allocate(missing)
             assert taken is not None
             kv.own.extend(taken)
@@ -147,6 +147,14 @@ class PrefixCache:
         if kv.node is not None:
             self.tree.unlock(kv.node)
         kv.node, kv.shared, kv.num_shared, kv.own = None, [], 0, []
+
+    def clear(self) -> None:
+        """Evict all that is neither in use nor pinned."""
+        self._evict(self.tree.num_evictable)
+
+    def _evict(self, num_tokens: int) -> None:
+        """Free the slots of at least `num_tokens` cached tokens, or of all that are unlocked. Only this evicts."""
+        self.pool.free(self.tree.evict(num_tokens))
 
     def pin(self, sequence: Sequence) -> int | None:
         """Keep what `sequence` has published from eviction. -> what `unpin` takes; None where nothing is cached"""

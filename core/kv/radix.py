@@ -225,10 +225,6 @@ class RadixTree:
             self.version += 1
         return freed
 
-    def clear(self) -> list[Extent]:
-        """Evict everything that is not locked."""
-        return self.evict(self.num_evictable)
-
     def continuation(self, peek: Peek, num_tokens: int) -> Ids:
         """The cached tokens that follow where `peek` ended: of the branch used last, at most `num_tokens`."""
         if peek.inside is not None:
