@@ -176,11 +176,12 @@ class LocalEngine:
 
     def _step_overlapped(self) -> bool:
         """Launch a step, then complete the one that was launched before it; False if there was nothing to do."""
-        if (in_flight := self._in_flight) is not None and (
+        in_flight, num_failed = self._in_flight, self.counters.failed_steps
+        if in_flight is not None and (
             self.scheduler.retry.active or self._needs_room() or self._awaits_jumps(in_flight)
         ):
             self._complete_step()
-        num_failed, plan = self.counters.failed_steps, self._plan()
+        plan = self._plan()
         if plan is None:
             return self._complete_step() or self.counters.failed_steps > num_failed
         launched, num_failed = self._launch(plan), self.counters.failed_steps

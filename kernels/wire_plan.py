@@ -29,13 +29,13 @@ class Extent(NamedTuple):
 class Row(NamedTuple):
     """One sequence: tokens [past, past + num_new) of it are the step's queries [start, start + num_new).
 
-    `extents` hold tokens [0, past + num_new), in order, and perhaps later ones.
+    `extents`, (start, stop) of slots each, hold tokens [0, past + num_new), in order, and perhaps later ones.
     """
 
     start: int
     num_new: int
     past: int
-    extents: Sequence[Extent]
+    extents: Sequence[tuple[int, int]]
 
     @property
     def stop(self) -> int:
@@ -154,14 +154,9 @@ class WirePlan:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows one by one, for code that visits each of them."""
-        extents, offsets = list(map(Extent._make, self.extents.tolist())), self.extent_ptr.tolist()
-        starts = (self.ends - self.num_new).tolist()
-        return [
-            Row(start, num_new, past, extents[first:last])
-            for start, num_new, past, first, last in zip(
-                starts, self.num_new.tolist(), self.past.tolist(), offsets, offsets[1:], strict=False
-            )
-        ]
+        extents, offsets = list(zip(*self.extents.T.tolist(), strict=True)), self.extent_ptr.tolist()
+        of_rows = [extents[first:last] for first, last in zip(offsets, offsets[1:], strict=False)]
+        return list(map(Row, (self.ends - self.num_new).tolist(), self.num_new.tolist(), self.past.tolist(), of_rows))
 
     @cached_property
     def shared(self) -> list[SharedPrefix]:
@@ -183,7 +178,7 @@ def indptr_of(lengths: Sequence[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
-def clip_range(extents: Iterable[Extent], first: int, last: int) -> list[Extent]:
+def clip_range(extents: Iterable[tuple[int, int]], first: int, last: int) -> list[Extent]:
     """Return the slots of tokens [first, last) of a sequence that lives in `extents`, in order."""
     kept: list[Extent] = []
     offset = 0
@@ -195,7 +190,7 @@ def clip_range(extents: Iterable[Extent], first: int, last: int) -> list[Extent]
     return kept
 
 
-def slots_of(extents: Iterable[Extent], first: int, last: int) -> NDArray[np.int64]:
+def slots_of(extents: Iterable[tuple[int, int]], first: int, last: int) -> NDArray[np.int64]:
     """Return the slots of tokens [first, last) of a sequence that lives in `extents`. int64 [last - first]"""
     pieces = [np.arange(start, stop, dtype=np.int64) for start, stop in clip_range(extents, first, last)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

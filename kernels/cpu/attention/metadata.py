@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from graftlm.kernels.cpu import MAX_RUN
-from graftlm.kernels.wire_plan import Extent, Row, WirePlan, indptr_of
+from graftlm.kernels.wire_plan import Row, WirePlan, indptr_of
 
 Span = tuple[int, int]
 """Slots first, ..., last - 1."""
@@ -161,7 +161,7 @@ class AttentionMetadata:
     prefixes: list[SharedPrefix]
 
 
-def spans_of(extents: Sequence[Extent], first: int, last: int) -> list[Span]:
+def spans_of(extents: Sequence[Span], first: int, last: int) -> list[Span]:
     """The spans of slots that hold tokens [first, last) of a sequence."""
     spans: list[Span] = []
     offset = 0

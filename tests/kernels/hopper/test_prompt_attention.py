@@ -81,7 +81,7 @@ class Step:
     ) -> None:
         torch.manual_seed(0)
         self.plan = plan
-        num_slots = int(max(e.stop for row in plan.rows for e in row.extents))
+        num_slots = int(plan.extents.max())
         self.store = allocate_kv([LayerKV(kv_heads, dim, dim)], num_slots, dtype, DEVICE, compact=compact)
         # one product gives all three; what follows a step's tokens in memory is not finite
         packed = torch.full((plan.num_tokens + 3, heads + 2 * kv_heads, dim), float("nan"), dtype=dtype, device=DEVICE)
@@ -125,7 +125,7 @@ class Step:
         found = []
         for row in self.plan.rows:
             here = slice(row.start, row.stop)
-            slots = [s for extent in row.extents for s in range(extent.start, extent.stop)][: row.past]
+            slots = [s for start, stop in row.extents for s in range(start, stop)][: row.past]
             seen = [
                 torch.cat([x[slots], new[here].float()]) for x, new in zip(self.kept, (self.k, self.v), strict=True)
             ]
