@@ -18,12 +18,12 @@ from graftlm.core.engine_builder import RunnerSpec
 from graftlm.core.request import Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.sequence import Sequence as EngineSequence
-from graftlm.kernels.wire_plan import WirePlan
 from graftlm.plugins import manager
 from graftlm.testing.byte_tokenizer import byte_tokenizer
 
 if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
+    from graftlm.kernels.wire_plan import WirePlan
 
 Script = Callable[[str], str | bytes]
 

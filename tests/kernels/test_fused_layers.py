@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -132,7 +133,7 @@ def test_the_last_layer_ends_with_the_tokens_whose_logits_are_wanted(
     assert finished == [21, 21]
     for logits_rows, computed in ([12, 20], 2), ([20], 2), ([3, 12, 20], 3):  # rows end at tokens 12 and 20
         finished.clear()
-        few = runner.forward(replace(plan, logits_rows=torch.tensor(logits_rows)))
+        few = runner.forward(replace(plan, logits_rows=np.array(logits_rows)))
         assert finished == [21, computed]
         expected = everything[logits_rows]
         assert float((few - expected).norm() / expected.norm()) < 1e-5
