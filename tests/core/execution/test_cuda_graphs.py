@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from graftlm.core.config import CacheConfig
-from graftlm.core.execution.cuda_graphs import Captured, GraphRunner, Shape
-from graftlm.core.execution.replay_cost import READ, SHARED_READ
+from graftlm.core.execution.cuda_graphs import READ, SHARED_READ, Captured, GraphRunner, ReplayCost, Shape
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.gpu.attention.step_buffers import Layout
 from graftlm.kernels.wire_plan import WirePlan
@@ -133,3 +133,20 @@ def test_forced_tokens_are_replayed_with_the_others(rt: Runtime) -> None:
     assert [d.text for d in done] == expected
     engine: Any = rt._thread.engine
     assert any(kind == "mixed" for _, kind in engine.runner.replayed)
+
+
+LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+
+
+def test_smaller_layers_are_worth_graphs_of_more_tokens() -> None:
+    large = ReplayCost(SimpleNamespace(**LLAMA_8B))
+    small = ReplayCost(SimpleNamespace(**{**LLAMA_8B, "hidden_size": 2048, "intermediate_size": 8192, "head_dim": 64}))
+    assert [large.fits(n) for n in (1_024, 1_280)] == [True, False]
+    assert small.fits(1_536)
+
+
+def test_of_a_mixture_the_experts_of_a_token_count() -> None:
+    active = ReplayCost(SimpleNamespace(**{**LLAMA_8B, "intermediate_size": 8 * 768}))
+    mixture = {**LLAMA_8B, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    found = ReplayCost(SimpleNamespace(**mixture))
+    assert [found.fits(n) for n in range(1, 4_000)] == [active.fits(n) for n in range(1, 4_000)]
