@@ -16,7 +16,7 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.kv import kv_format as module, memory
 from graftlm.core.kv.kv_format import KVFormat, kv_format
 from graftlm.core.loaded_model import LoadedModel
-from graftlm.core.model import load
+from graftlm.core.model import lane
 from graftlm.core.model.load import load_model
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention import Attention, LayerSpec
@@ -197,8 +197,8 @@ class Definition(Attention):
 
 
 def load_over_12_bits(monkeypatch: pytest.MonkeyPatch, attention: Any = Definition) -> LoadedModel:
-    monkeypatch.setattr(load, "may_be_compact", lambda loaded, config: True)
-    monkeypatch.setattr(load, "stack_layers", lambda *_: None)  # on a CPU, over KV in the model's dtype
+    monkeypatch.setattr(lane, "may_be_compact", lambda loaded, config: True)
+    monkeypatch.setattr(lane, "stack_layers", lambda *_: None)  # on a CPU, over KV in the model's dtype
     found = tiny_model(head_dim=128).bfloat16()
     return load_model(found, EngineConfig(device="cpu"), byte_tokenizer(), attention_factory=attention)
 
