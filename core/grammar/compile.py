@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Protocol
@@ -132,44 +133,47 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
 
 
 def _compiled(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
-    has_distinct = False
     if isinstance(spec, JsonSchema):
-        from graftlm.core.grammar.schema.distinct.distinct_parts import has_distinct_parts
+        from graftlm.core.grammar.schema.unique_items import may_have_unique_parts
 
-        has_distinct = has_distinct_parts(spec)
+        if may_have_unique_parts(spec):
+            return _with_unique_parts(spec, vocabulary, options)
     reader: SchemaReader | None = None
     try:
-        if options.engine is None:
-            if isinstance(spec, JsonSchema):
-                from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
+        if options.engine is not None:
+            return _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
+        if isinstance(spec, JsonSchema):
+            from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
-                reader = SchemaReader(spec, options, items_differ=True)
-            grammar = _choose_engine(spec, vocabulary, options, reader)
-        else:
-            grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
-        if isinstance(spec, JsonSchema) and has_distinct:
-            from graftlm.core.grammar.engines.distinct import DistinctGrammar
-            from graftlm.core.grammar.schema.lowering import distinct_items
-
-            items, reader = distinct_items(spec, options, reader), None
-            compiled = DistinctGrammar(grammar.compiled, items, vocabulary)
-            grammar = (
-                replace(grammar, compiled=compiled) if compiled.can_end else _refused_or_warned(grammar, spec, options)
-            )
-        return grammar
+            reader = SchemaReader(spec, options, items_differ=True)
+        return _choose_engine(spec, vocabulary, options, reader)
     finally:
         if reader is not None:
             reader.close()
 
 
-def _refused_or_warned(grammar: Grammar, spec: JsonSchema, options: Options) -> Grammar:
-    """`grammar` and a warning, or an error: no text of it is found whose items differ."""
-    from graftlm.core.grammar.schema.distinct.doubtful_items import no_text_found
+def _with_unique_parts(spec: JsonSchema, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile a schema whose items, or names of members, must differ: an engine's grammar and masks beside it."""
+    from graftlm.core.grammar.engines.unique import UniqueGrammar
+    from graftlm.core.grammar.schema.lowering import unique_places
+    from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
-    issue = no_text_found(spec)
-    if options.on_unsupported == "error":
-        raise GrammarError(str(issue), pointer=issue.pointer)
-    return replace(grammar, warnings=(*grammar.warnings, issue))
+    with closing(SchemaReader(spec, options, items_differ=True)) as reader:
+        root = unique_places(spec, options, reader)
+        if options.engine is None:
+            grammar = _choose_engine(spec, vocabulary, options, reader)
+        else:
+            grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
+        issues = [issue for issue in reader.issues if issue not in grammar.warnings]
+    grammar = replace(grammar, warnings=(*grammar.warnings, *issues))
+    if root is None:
+        return grammar
+    if not vocabulary.has_all_bytes:
+        raise GrammarError(
+            "uniqueItems and counted names need a token for each byte, and the vocabulary lacks some; remove the "
+            "keyword or use a tokenizer with byte fallback"
+        )
+    return replace(grammar, compiled=UniqueGrammar(grammar.compiled, root, vocabulary))
 
 
 def _forget_frames(error: BaseException | None, handled: BaseException | None) -> None:

@@ -19,7 +19,6 @@ from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.node_sizes import NodeSizes
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
-from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING as NO_SHAPE,
@@ -41,9 +40,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Unkept,
     both,
 )
-from graftlm.core.grammar.schema.distinct.distinct_items import DistinctItems
 from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
-from graftlm.core.grammar.schema.member_names import counts_names, num_other_names, too_few_names
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.schema.satisfiability import WithoutRules, blame, unending
 from graftlm.core.grammar.schema.text import numbers
@@ -52,6 +49,13 @@ from graftlm.core.grammar.schema.text.declared import is_plain, members
 from graftlm.core.grammar.schema.text.items import Items, merged
 from graftlm.core.grammar.schema.text.members import Members
 from graftlm.core.grammar.schema.text.tokens import JsonTokens
+from graftlm.core.grammar.schema.unique_items import (
+    OneSpelling,
+    Place,
+    has_free_names,
+    num_texts,
+    places_of,
+)
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Whitespace
 
 MAX_NESTING = 5  # shapes written out inside one another before one of them becomes a rule, where there are rules
@@ -82,7 +86,7 @@ def lower_schema(
     """The JSON text of the values that a schema admits, with rules where it must or `context_free` asks for them.
 
     token_rules   JSON's tokens are rules where there are any, as a parser that reads tokens needs them
-    items_differ  the caller keeps `uniqueItems` beside the language, by `distinct_items`; else it is not kept
+    items_differ  the caller keeps `uniqueItems` beside the language, by `unique_places`; else it is not kept
 
     Raises GrammarError for what cannot be kept or satisfied.
     """
@@ -120,22 +124,13 @@ def _regular(spec: JsonSchema, options: Options, reader: SchemaReader, token_rul
     return lowering
 
 
-def distinct_items(spec: JsonSchema, options: Options, reader: SchemaReader | None = None) -> DistinctItems:
-    """What keeps the items of unique arrays apart, in text that the schema's language allows.
+def unique_places(spec: JsonSchema, options: Options, reader: SchemaReader) -> Place | None:
+    """Return where items, or names of members, of the text must differ; None if nowhere.
 
-    reader  of this schema, if there is one; it stays in use and is closed with what is returned
+    Raises GrammarError, or adds an issue to `reader`, for each `uniqueItems` that a mask cannot keep.
     """
-    reader = reader or SchemaReader(spec, options, items_differ=True)
-    lowering = Lowering(spec, options, reader)
-
-    def lower(shape: Shape) -> Node | None:
-        try:
-            with limited(options.limits):  # an item is met whenever a text comes to it
-                return lowering.value(shape)
-        except (NotRegularError, GrammarError):
-            return None
-
-    return DistinctItems(Reference(""), lowering.algebra, lower, lowering.close, reader.close)
+    with limited(options.limits):
+        return places_of(reader, Lowering(spec, options, reader).close)
 
 
 @lru_cache(maxsize=8)
@@ -173,7 +168,7 @@ class Lowering:
         context_free: bool = False,
         token_rules: bool = True,
     ) -> None:
-        self._reader = reader
+        self._spec, self._options, self._reader = spec, options, reader
         self.algebra = self._reader.algebra
         self.names_differ, self.pointers = reader.items_differ, reader.pointers
         self.strict = options.strict
@@ -329,16 +324,33 @@ class Lowering:
         """Arrays that have all these shapes, each an Array, its Not, or a formula of them."""
         positive = [part for part in parts if isinstance(part, Array)]
         shape = merged(positive or [Array()])
-        if self.algebra.few_values.is_short(shape):
-            return NOTHING
-        most = self.algebra.few_values.most_items(shape)
         others = [part for part in parts if not isinstance(part, Array)]
-        is_plain_array = not others and not shape.contains
-        if most is not None and (is_plain_array or most <= MAX_PLACES):
-            shape = replace(shape, max_items=most if shape.max_items is None else min(most, shape.max_items))
-        if is_plain_array:
-            return self._array(shape)
+        if not others and not shape.contains:
+            return self._unique_array(shape) if shape.unique and not shape.prefix else self._array(shape)
         return self.tokens.bracketed("[", Items(self, both(shape, *others)).node(), "]")
+
+    def _unique_array(self, shape: Array) -> Node:
+        """Arrays whose items must differ, each written in one spelling; NOTHING if there are too few items."""
+        spelling = OneSpelling(self.algebra, self.close, self._whitespace == "flexible")
+        items = spelling.of(shape.items)
+        if items is None:
+            return self._array(shape)
+        numbers_of = [ast.Intersection((numbers.number(part), numbers.ONE_SPELLING)) for part in spelling.fractions]
+        if shape.min_items > 1 and not spelling.by_value:
+            most = num_texts(
+                ast.alternation(Lowering(self._spec, self._options, self._reader).value(items), *numbers_of)
+            )
+            if most < shape.min_items:
+                pointer = self.pointer(shape)
+                reason = (
+                    f"nothing can satisfy this: minItems asks for {shape.min_items} items and uniqueItems leaves "
+                    f"{most:.0f} at most; lower it or allow more values"
+                )
+                self._reader.contradictions.append(Issue(f"{pointer}/minItems", "minItems", reason))
+                return NOTHING
+        item = ast.alternation(self.value(items), *map(self.tokens.token, numbers_of))
+        inside = ast.separated(item, self.tokens.comma, shape.min_items, shape.max_items)
+        return self.tokens.bracketed("[", inside, "]")
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
@@ -367,9 +379,9 @@ class Lowering:
 
     def _objects(self, parts: tuple[Shape, ...]) -> Node:
         """Objects that have all these shapes, each an Object, its Not, or a formula of them."""
-        parts = tuple(map(self._countable, parts or (Object(),)))
-        if NO_SHAPE in parts or (self.names_differ and too_few_names(self.algebra, parts)):
-            return NOTHING
+        parts = parts or (Object(),)
+        if not self.names_differ or not has_free_names(parts):
+            parts = tuple(map(self._uncounted, parts))
         whole = self.close(parts)
         if len(whole) == 1 and isinstance(whole[0], Object) and is_open(whole[0]):
             self._needs_rules()  # before its members are lowered in vain
@@ -384,15 +396,16 @@ class Lowering:
             pointer = next((self.pointer(part) for part in parts if isinstance(part, Object)), "")
             raise GrammarError(f"{pointer or '/'}: {error}", pointer=pointer) from error
 
-    def _countable(self, part: Shape) -> Shape:
-        """`part`; if it counts names that it does not list, nothing where there are too few of them."""
-        if not isinstance(part, Object) or not counts_names(part):
+    def _uncounted(self, part: Shape) -> Shape:
+        """Return `part`; refuse `minProperties` if it counts names that the schema does not list."""
+        if not isinstance(part, Object) or not part.counts_names:
             return part
-        if self.names_differ:
-            enough = part.min_properties <= len(part.listed) + num_other_names(self.algebra, part, part.listed)
-            return part if enough else NO_SHAPE
         message = f"minProperties {part.min_properties} over names that the schema does not list cannot be kept"
-        remedy = "in a larger grammar, as arguments of tools are; declare and require the properties"
+        remedy = (
+            "beside patterns or propertyNames that bound the names; require the properties"
+            if self.names_differ
+            else "in a larger grammar, as arguments of tools are; declare and require the properties"
+        )
         self._reader.refuse(self.pointer(part), "minProperties", f"{message} {remedy}")
         kept = replace(part, min_properties=0)
         self._reader.pointers.setdefault(kept, self.pointer(part))

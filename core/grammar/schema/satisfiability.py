@@ -47,17 +47,6 @@ def blame(shape: Shape, pointer: str, algebra: ShapeAlgebra, close: Close) -> tu
             item = both(*(item_at(part, i) for part in arrays))
             if _is_empty(item, algebra, close):
                 return blame(item, f"{pointer}/{f'prefixItems/{i}' if i < length else 'items'}", algebra, close)
-        for part in arrays:
-            if algebra.few_values.lacks_contained(part):
-                return f"{pointer}/contains", (
-                    "uniqueItems beside it: it asks for more items than its schema has values; lower minContains"
-                )
-            most = algebra.few_values.most_items(part)
-            if most is not None and most < part.min_items:
-                return f"{pointer}/minItems", (
-                    f"minItems asks for {part.min_items} items and uniqueItems leaves {most} at most; "
-                    "lower it or allow more values"
-                )
     return pointer, "its keywords exclude every value; loosen or remove one of them"
 
 

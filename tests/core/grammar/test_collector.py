@@ -81,9 +81,7 @@ def test_compiling_leaves_nothing_to_the_collector() -> None:
 
 def test_a_grammar_whose_items_must_differ_leaves_nothing_to_the_collector() -> None:
     def schema(name: str) -> JsonSchema:
-        one = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
-        other = {"type": "object", "properties": {"other": {"$ref": "#/$defs/list"}}}
-        items = {"anyOf": [one, other], "not": {"required": [f"{name}2"]}}
+        items = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
         return JsonSchema({"$ref": "#/$defs/list", "$defs": {"list": {"items": items, "uniqueItems": True}}})
 
     compile_spec(schema("a"), BYTES, Options())  # what is kept for all schemas

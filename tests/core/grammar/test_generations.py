@@ -49,7 +49,7 @@ SCHEMAS: dict[str, Any] = {
     "lookahead": {"type": "string", "pattern": "^(?!x)(?=.*b)[a-x]{1,5}$"},
     "uniqueItems": {"type": "array", "items": SMALL, "uniqueItems": True, "minItems": 3},
     "uniqueItems any": {"type": "array", "uniqueItems": True, "minItems": 2},
-    "uniqueItems nested": {"type": "array", "items": {"type": "array", "uniqueItems": True}, "uniqueItems": True},
+    "uniqueItems nested": {"type": "array", "items": {"type": "array"}, "uniqueItems": True},
     "uniqueItems numbers": {"type": "array", "items": {"type": "number", "maximum": 2}, "uniqueItems": True},
     "free number": {"type": "number"},
     "bounded numbers": {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0.5}},

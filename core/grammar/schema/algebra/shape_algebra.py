@@ -12,7 +12,6 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra import kinds as kinds_of, scalars, text_language
 from graftlm.core.grammar.schema.algebra.cases import Cases
-from graftlm.core.grammar.schema.algebra.few_values import FewValues
 from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, KindsBehind, possible_kinds
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -70,7 +69,6 @@ class ShapeAlgebra:
 
     def __init__(self, resolve: Callable[[str], Shape], *, standard: bool = False) -> None:
         self.resolve = resolve
-        self.few_values = FewValues(resolve, self.admits)
         self.cases = Cases()
         self._standard = standard
         self._kinds = KindsBehind(resolve, standard=standard)
@@ -93,15 +91,10 @@ class ShapeAlgebra:
 
     def close(self) -> None:
         """Let go of what refers back to here, so that all is freed at once."""
-        del self.few_values
-        self.forget_ways()
-        if "_by_the_standard" in self.__dict__:
-            self._by_the_standard.close()
-
-    def forget_ways(self) -> None:
-        """Let go of what only objects that are lowered again would need."""
         self.member_ways.clear()
         self.branches.clear()
+        if "_by_the_standard" in self.__dict__:
+            self._by_the_standard.close()
 
     def narrow(self, shape: Shape, kind: str, positive: bool = True) -> Shape:
         """The values of one kind in `shape` or, unless `positive`, outside of it.
@@ -302,9 +295,8 @@ class ShapeAlgebra:
 
     def _no_array(self, parts: tuple[Array, ...]) -> bool:
         low = max(part.min_items for part in parts)
-        bounds = [bound for part in parts for bound in (part.max_items, self.few_values.most_items(part))]
-        high = min((bound for bound in bounds if bound is not None), default=None)
-        if high is not None and low > high or any(self.few_values.lacks_contained(part) for part in parts):
+        high = min((part.max_items for part in parts if part.max_items is not None), default=None)
+        if high is not None and low > high:
             return True
         longest = max(len(part.prefix) for part in parts)
         num_places = longest + 1 if high is None else min(longest + 1, high)

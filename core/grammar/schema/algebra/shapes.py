@@ -140,6 +140,14 @@ class Object(SharedShape):
         """The names that it declares or requires."""
         return frozenset(name for name, _ in self.properties) | frozenset(self.required)
 
+    @property
+    def counts_names(self) -> bool:
+        """Whether it needs more members than the names it lists and one other, so that names must not repeat."""
+        if self.min_properties < 2:
+            return False
+        has_others = self.additional != NOTHING or bool(self.patterns)
+        return self.min_properties > len(self.listed) + has_others
+
     def property(self, name: str) -> Shape | None:
         if "_declared" not in self.__dict__:
             self.__dict__["_declared"] = dict(self.properties)

@@ -22,6 +22,8 @@ from graftlm.core.grammar.schema.algebra.shapes import Text
 from graftlm.core.grammar.schema.text import json_text
 
 _ANY_TEXT = ast.star(ast.ANY_CHAR)
+ONE_SPELLING = ""
+"""A pattern that every text contains, and with which each character is written in one way."""
 
 
 @lru_cache(maxsize=1024)
@@ -63,6 +65,8 @@ def contains(pattern: str, text: str) -> bool:
 
 def node(shape: Text) -> Node:
     """The texts of `shape` as they are written inside a JSON string, without the quotation marks."""
+    if shape == Text(shape.min_length, shape.max_length, (ONE_SPELLING,)):
+        return ast.repeat(json_text.NAME_CHAR, shape.min_length, shape.max_length)
     parts, refused = _parts(shape), _refused(shape)
     if not parts and not refused:
         return ast.repeat(json_text.TEXT_CHAR, shape.min_length, shape.max_length)

@@ -64,7 +64,7 @@ class SchemaReader:
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
         self._depth, self._max_depth = 0, options.limits.depth
-        self.pointers: dict[Shape, str] = {}  # where the schema has each object first
+        self.pointers: dict[Shape, str] = {}  # where the schema has each object, and each array of unique items, first
         self.issues: list[Issue] = []
         self.annotations: list[Issue] = []
         self.contradictions: list[Issue] = []  # enums without a value: errors where the schema needs them
@@ -257,12 +257,15 @@ class SchemaReader:
             max_items=high,
             contains=self._read_contains(schema, pointer),
         )
-        if not schema.get("uniqueItems") or (high is not None and high <= 1):
+        most = len(shape.prefix) if shape.items == NOTHING else high
+        if not schema.get("uniqueItems") or (most is not None and min(most, most if high is None else high) <= 1):
             return shape
         if not self.items_differ:
             self.refuse(pointer, "uniqueItems", "cannot be kept in a larger grammar; on_unsupported='warn' drops it")
             return shape
-        return replace(shape, unique=True)
+        shape = replace(shape, unique=True)
+        self.pointers.setdefault(shape, pointer)
+        return shape
 
     def _read_contains(self, schema: Schema, pointer: str) -> tuple[Contains, ...]:
         if "contains" not in schema:

@@ -19,7 +19,6 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Union,
     both,
 )
-from graftlm.core.grammar.schema.member_names import counts_names
 from graftlm.core.grammar.schema.text.branches import leaves
 from graftlm.core.grammar.schema.text.items import is_one_walk
 from graftlm.core.grammar.schema.text.members import ways_of
@@ -49,7 +48,7 @@ def to_walk(lowering: Lowering, narrowed: Shape) -> list[tuple[Shape, ...]]:
     if not all(map(_is_condition, conditions)) or not _are_excluded_too(narrowed, conditions):
         return cases
     declaring = [part for part in narrowed.parts if isinstance(part, Object)]
-    if any(map(counts_names, declaring)) or not _closes_alike(lowering, declaring, conditions):
+    if any(part.counts_names for part in declaring) or not _closes_alike(lowering, declaring, conditions):
         return cases
     names = _names(narrowed.parts)
     if any([_names(case) != names for case in cases]):

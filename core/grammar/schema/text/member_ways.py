@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, combinations
-from math import inf, isinf
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
@@ -17,7 +16,6 @@ from graftlm.core.grammar.automata.products.letters import are_apart
 from graftlm.core.grammar.automata.products.witness import has_witness, has_witness_in_parts
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Both, Literals, Object, Shape, Text, both
-from graftlm.core.grammar.schema.member_names import counts_names, num_other_names
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.branches import Formula, Question, accepts, branch, decide, leaf_set, leaves
 
@@ -70,7 +68,7 @@ class MemberWays:
         self._algebra = algebra
         self._pointers = pointers
         self._objects = [leaf for leaf in leaves(formula) if isinstance(leaf, Object)]
-        self._names_differ = names_differ and any(map(counts_names, self._objects))
+        self._names_differ = names_differ and any(leaf.counts_names for leaf in self._objects)
         self.names = list(
             dict.fromkeys(
                 [name for leaf in self._objects for name, _ in leaf.properties]
@@ -80,11 +78,6 @@ class MemberWays:
         bounds = [leaf.min_properties for leaf in self._objects]
         bounds += [leaf.max_properties + 1 for leaf in self._objects if leaf.max_properties is not None]
         self._cap = max(bounds, default=0)
-        counting = [leaf for leaf in self._objects if self._names_differ and counts_names(leaf)]
-        self._num_others = min((num_other_names(self._algebra, leaf, self.names) for leaf in counting), default=inf)
-        if self._num_others > MAX_COUNTED_NAMES:
-            self._num_others = inf
-        self._cap = max(self._cap, 0 if isinf(self._num_others) else int(self._num_others))
         self._closed: set[Shape] = set()  # leaves without members beyond those that they list
         never = _never_there(formula, self.names)
         if never:
@@ -114,7 +107,7 @@ class MemberWays:
         is_other = position == len(self.walked)
         if is_other:
             found.ends = accepts(formula, lambda leaf, holds: self._certain(leaf, holds, counts))
-            ways = self._others(formula) if counts[1] < self._num_others else []
+            ways = self._others(formula)
         else:
             ways = self._declared(position, formula)
             absent = self._settle(self._without(position, formula), position + 1)

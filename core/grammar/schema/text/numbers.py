@@ -23,6 +23,13 @@ NATURAL = ast.alternation(ZERO, ast.concat(NONZERO, ast.star(DIGIT)))
 EXPONENT = ast.optional(ast.concat(ast.chars("eE"), ast.optional(ast.chars("+-")), ast.plus(DIGIT)))
 INTEGER = ast.alternation(ZERO, ast.concat(ast.optional(ast.literal("-")), NONZERO, ast.star(DIGIT)))
 NUMBER = ast.concat(ast.optional(ast.literal("-")), NATURAL, FRACTION, EXPONENT)
+_SHORT = ast.concat(NONZERO, ast.repeat(DIGIT, 0, 8))
+ONE_SPELLING = ast.alternation(
+    ZERO,
+    ast.concat(ast.optional(ast.literal("-")), NONZERO, ast.repeat(DIGIT, 0, 14)),
+    ast.concat(ast.optional(ast.literal("-")), ast.alternation(ZERO, _SHORT), POINT, ast.repeat(DIGIT, 0, 5), NONZERO),
+)
+"""Numbers of 15 digits without an exponent, "-0" and zeros at the end of a fraction: unequal texts, unequal float64."""
 MAX_RESIDUES = 2_000
 MAX_INTEGER_DIGITS = 18
 MAX_DIGITS = 17
