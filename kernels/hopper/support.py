@@ -17,6 +17,7 @@ GluonModule = Literal[
     "bits12.matmul",
     "bits12.one_order",
     "hopper.gate_up_decode",
+    "hopper.gate_up_prefill",
     "hopper.prefetch_matmul",
     "hopper.prompt_kernel",
     "hopper.tiled_matmul",

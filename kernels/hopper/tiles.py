@@ -61,6 +61,61 @@ def place(tile, across, down, BAND: gl.constexpr):
     return first + within % height, within // height
 
 
+_NEGATED = {
+    "silu": "mul.f32 c, a, 0fBFB8AA3B; mul.f32 d, b, 0fBFB8AA3B;",  # -log2(e)
+    "gelu_tanh": """
+        mul.f32 c, a, a; mul.f32 d, b, b;
+        fma.rn.f32 c, c, 0fBDD2D3E8, 0fC0135761; fma.rn.f32 d, d, 0fBDD2D3E8, 0fC0135761;
+        mul.f32 c, c, a; mul.f32 d, d, b;""",  # -log2(e) * (1.5957691 + 0.071354816 x^2) * x
+}
+"""PTX of what the sigmoid is taken of, negated and in base 2, for gates a and b."""
+
+
+def _gate_mul(activation: str, kind: str, unpack: str) -> str:
+    """PTX of activation(gate) * up for two at a time, rounded where separate kernels round.
+
+    What the language offers rounds one gate at a time and divides, which the card does an eighth as fast as all else:
+    8,192 rows by 14,336 gates of 4,096 inputs would take 2,379 instead of 2,349 us.
+    """
+    return f"""{{
+        .reg .b32 gates, ups; .reg .b16 x, y; .reg .f32 a, b, c, d;
+        cvt.rn.{kind}x2.f32 gates, $2, $1;
+        cvt.rn.{kind}x2.f32 ups, $4, $3;
+        {unpack}
+        {_NEGATED[activation]}
+        ex2.approx.ftz.f32 c, c; ex2.approx.ftz.f32 d, d;
+        add.f32 c, c, 0f3F800000; add.f32 d, d, 0f3F800000;
+        rcp.approx.ftz.f32 c, c; rcp.approx.ftz.f32 d, d;
+        mul.f32 a, a, c; mul.f32 b, b, d;
+        cvt.rn.{kind}x2.f32 gates, b, a;
+        mul.rn.{kind}x2 $0, gates, ups;
+    }}"""
+
+
+_BFLOAT16 = "bf16", "shl.b32 a, gates, 16; and.b32 b, gates, 0xffff0000;"
+_FLOAT16 = "f16", "mov.b32 {x, y}, gates; cvt.f32.f16 a, x; cvt.f32.f16 b, y;"
+_SILU_BFLOAT16 = gl.constexpr(_gate_mul("silu", *_BFLOAT16))
+_SILU_FLOAT16 = gl.constexpr(_gate_mul("silu", *_FLOAT16))
+_GELU_BFLOAT16 = gl.constexpr(_gate_mul("gelu_tanh", *_BFLOAT16))
+_GELU_FLOAT16 = gl.constexpr(_gate_mul("gelu_tanh", *_FLOAT16))
+
+
+@gluon.jit
+def gated_across(sums, to, ACTIVATION: gl.constexpr):
+    """activation(gate) * up of sums [rows, n]: eight gates, the eight that they are for, and so on.
+
+    -> [rows, n / 2], dtype of `to`, in shared memory
+    """
+    rows: gl.constexpr = sums.shape[0]
+    n: gl.constexpr = sums.shape[1]
+    gates, ups = gl.split(gl.permute(gl.reshape(sums, [rows, n // 16, 2, 8]), [0, 1, 3, 2]))
+    silu: gl.constexpr = _SILU_BFLOAT16 if to.dtype == gl.bfloat16 else _SILU_FLOAT16
+    gelu: gl.constexpr = _GELU_BFLOAT16 if to.dtype == gl.bfloat16 else _GELU_FLOAT16
+    asm: gl.constexpr = silu if ACTIVATION == "silu" else gelu
+    found = gl.inline_asm_elementwise(asm, "=r,r,r,r,r", [gates, ups], dtype=to.dtype, is_pure=True, pack=2)
+    return gl.reshape(found, [rows, n // 2])
+
+
 @gluon.jit
 def halves(pair):
     """The two numbers of each pair, as 16 bits each, side by side."""

@@ -85,8 +85,16 @@ def chosen(linear: LinearPlan, num_rows: int) -> str | None:
         ("qkv", True, {1: "bits12", 32: "bits12", 33: "prefetch", 64: "prefetch", 65: None, 5000: None}),
         ("qkv", False, {1: "prefetch", 64: "prefetch", 65: None}),
         ("add", True, {1: "bits12", 33: "prefetch", 65: "halves", 256: "halves", 257: None}),
-        ("gate_up", True, {1: "bits12", 32: "bits12", 33: "tiled_gate", 256: "tiled_gate", 257: None}),
-        ("gate_up", False, {1: "gemv", 2: "skinny", 32: "skinny", 33: "tiled_gate", 257: None, 5000: None}),
+        (
+            "gate_up",
+            True,
+            {1: "bits12", 32: "bits12", 33: "tiled_gate", 256: "tiled_gate", 512: None, 513: "prefill_gate"},
+        ),
+        (
+            "gate_up",
+            False,
+            {1: "gemv", 2: "skinny", 32: "skinny", 33: "tiled_gate", 257: None, 512: None, 5000: "prefill_gate"},
+        ),
         ("head", True, {1: "bits12", 32: "bits12", 33: "skinny", 64: "skinny", 65: None}),
         ("head", False, {1: "gemv", 2: "skinny", 64: "skinny", 65: None}),
     ],

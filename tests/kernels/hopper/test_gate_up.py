@@ -10,7 +10,7 @@ import torch
 from graftlm.kernels.activation import Activation, gate_by_torch
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together
-from graftlm.kernels.linear_kernels import TiledGate
+from graftlm.kernels.linear_kernels import PrefillGate, TiledGate
 from graftlm.kernels.weight import PlainWeight
 from tests.kernels.gluon import compile_for_hopper
 
@@ -22,13 +22,16 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    run = TiledGate().make(PlainWeight(weight), "gate_up", None, activation)
+    kernel = TiledGate() if len(x) <= 256 else PrefillGate()
+    run = kernel.make(PlainWeight(weight), "gate_up", None, activation)
     assert run is not None
     return run(x)
 
 
 def can_gate(weight: torch.Tensor) -> bool:
-    return TiledGate().make(PlainWeight(weight), "gate_up") is not None
+    few, many = (kernel.make(PlainWeight(weight), "gate_up") for kernel in (TiledGate(), PrefillGate()))
+    assert (few is None) == (many is None)
+    return few is not None
 
 
 def error(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> float:
@@ -39,7 +42,7 @@ def error(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu"
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("activation", get_args(Activation))
-@pytest.mark.parametrize("num_rows", [33, 64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 256])
+@pytest.mark.parametrize("num_rows", [33, 64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 256, 513, 640, 1000])
 def test_every_row_and_output_is_the_gate_times_what_it_is_for(
     dtype: torch.dtype, num_rows: int, activation: Activation
 ) -> None:
@@ -49,18 +52,20 @@ def test_every_row_and_output_is_the_gate_times_what_it_is_for(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("num_rows", "k"), [(40, 1088), (64, 448), (90, 576), (200, 448), (200, 128), (256, 640)])
+@pytest.mark.parametrize(
+    ("num_rows", "k"), [(40, 1088), (64, 448), (90, 576), (200, 448), (200, 128), (256, 640), (5000, 448)]
+)
 def test_more_tiles_than_the_card_runs_at_once(num_rows: int, k: int) -> None:
     x, weight = random(num_rows, k, dtype=torch.bfloat16), random(2 * 64 * 300, k, dtype=torch.bfloat16)
     assert error(x, weight) < 1.6e-2
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [40, 100, 200])
+@pytest.mark.parametrize("num_rows", [40, 100, 200, 513, 600])
 def test_nothing_is_written_beside_the_result(num_rows: int) -> None:
     x, weight = random(num_rows, 384, dtype=torch.bfloat16), random(2 * 1000, 384, dtype=torch.bfloat16)
     room = torch.full((num_rows + 300, 1000), 7.0, dtype=torch.bfloat16, device="cuda")
-    kernel = gluon_kernel("hopper.gate_up_decode")
+    kernel = gluon_kernel("hopper.gate_up_decode" if num_rows <= 256 else "hopper.gate_up_prefill")
     assert kernel is not None
     kernel.launch(x, weight, room[:num_rows])
     assert torch.equal(room[:num_rows], gate_up(x, weight))
@@ -68,10 +73,11 @@ def test_nothing_is_written_beside_the_result(num_rows: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [96, 230])
+@pytest.mark.parametrize("num_rows", [96, 230, 600])
 def test_a_graph_gives_what_the_call_gave_and_a_dry_run_finds_the_kernel(num_rows: int) -> None:
     x, weight = random(num_rows, 512, dtype=torch.bfloat16), random(2 * 520, 512, dtype=torch.bfloat16)
-    gluon_kernel("hopper.gate_up_decode")._gated.device_caches.clear()  # kernels that other tests have compiled
+    for name in ("hopper.gate_up_decode", "hopper.gate_up_prefill"):
+        gluon_kernel(name)._gated.device_caches.clear()  # kernels that other tests have compiled
     assert compile_together(lambda: gate_up(x, weight), x.device) == 1
     expected = gate_up(x, weight)
     graph = torch.cuda.CUDAGraph()
@@ -107,13 +113,23 @@ given = dict(ROWS=rows, MORE=more, K=64, STEPS=64, STAGES=stages, ACTIVATION=act
     REGISTERS=registers[0], PDL=True)
 """
 
+_PREFILL = """
+signature = dict(x=tile(64, 64), weight=tile(16, 2, 8, 64), out=tile(64, 128), across="i32", down="i32")
+given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, BAND=kernel.BAND, ACTIVATION=activation)
+"""
+
 
 @pytest.mark.parametrize(
-    ("num_rows", "activation", "kind", "registers"),
-    [(64, "silu", "bf16", 80), (64, "gelu_tanh", "fp16", 80), (192, "silu", "bf16", 168)],
+    ("module", "arguments", "kind", "registers"),
+    [
+        ("hopper.gate_up_decode", "num_rows, activation = 64, 'silu'" + _DECODE, "bf16", 80),
+        ("hopper.gate_up_decode", "num_rows, activation = 64, 'gelu_tanh'" + _DECODE, "fp16", 80),
+        ("hopper.gate_up_decode", "num_rows, activation = 192, 'silu'" + _DECODE, "bf16", 168),
+        ("hopper.gate_up_prefill", "activation = 'silu'" + _PREFILL, "fp16", None),
+        ("hopper.gate_up_prefill", "activation = 'gelu_tanh'" + _PREFILL, "bf16", None),
+    ],
 )
 def test_it_compiles_for_hopper_and_fits_its_shared_memory(
-    num_rows: int, activation: Activation, kind: str, registers: int
+    module: str, arguments: str, kind: str, registers: int | None
 ) -> None:
-    arguments = f"num_rows, activation = {num_rows}, {activation!r}" + _DECODE
-    compile_for_hopper("hopper.gate_up_decode", "_gated", arguments, kind, registers)
+    compile_for_hopper(module, "_gated", arguments, kind, registers)
