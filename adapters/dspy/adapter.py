@@ -1,4 +1,4 @@
-"""GraftAdapter: ChatAdapter's prompts, and replies that always parse."""
+"""GraftAdapter: ChatAdapter's prompts, with replies that always parse."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NOT_SENT = ("n", "num_generations", "rollout_id", "prompt_cache", "cache")
 
 
 class _Scaffolded(Adapter):
-    """Sends a signature's scaffold along with its prompt, and asks for n answers in one request.
+    """An adapter that adds a signature's scaffold to the request, and requests n answers at once.
 
-    Stands between ChatAdapter and its base, so that ChatAdapter's fallback surrounds it.
+    It stands between ChatAdapter and its base, so that ChatAdapter's fallback surrounds it.
     """
 
     def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
@@ -50,9 +50,9 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
     """DSPy's chat format with the reply's headers forced and every field typed.
 
     Prompts are ChatAdapter's, byte for byte, so compiled programs keep their prompts and share their KV. A reply is
-    one request whatever its fields: `Literal`, `bool` and enums choose among their options; numbers and dates follow
+    one request for all fields: `Literal`, `bool` and enums choose among their options; numbers and dates follow
     a pattern; lists, dicts and pydantic models their schema; text ends before the next header. `n` answers are forks
-    of one prompt. Over any other LM, and where native tool calls are asked for, it is ChatAdapter.
+    of one prompt. Over any other LM, or with native tool calls, it behaves as ChatAdapter.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -70,9 +70,9 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
         return known
 
     def scaffold(self, signature: type[dspy.Signature], calls: str = "") -> str:
-        """The signature's scaffold as JSON text.
+        """Return the signature's scaffold as JSON text.
 
-        calls  the JSON schema of fields of type `dspy.ToolCalls`, as text; "" where no tools are given.
+        calls  the JSON schema of fields of type `dspy.ToolCalls`, as text; "" without tools.
         """
         known = self._scaffolds.get(signature, calls)
         if known is None:
@@ -88,9 +88,9 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
         return _rebuild, (type(self), state)
 
 
-# Adapter wraps `format` and `parse` of every subclass once more; callbacks are told once.
+# Adapter wraps `format` and `parse` of every subclass again, which would call callbacks twice.
 del GraftAdapter.format, GraftAdapter.parse
-# StreamListener looks its markers up by the name of the adapter's class, and knows only its own adapters'.
+# StreamListener finds its markers by the name of the adapter's class, and supports only DSPy's own names.
 GraftAdapter.__name__ = "ChatAdapter"
 
 
@@ -101,7 +101,7 @@ def _rebuild(cls: type[GraftAdapter], state: dict[str, Any]) -> GraftAdapter:
 
 
 class _PerSignature:
-    """Texts derived from signature classes, for as long as these live and keep their instructions."""
+    """A cache of texts by signature class; an entry ends with its class or a change of its instructions."""
 
     def __init__(self) -> None:
         self._texts: WeakKeyDictionary[Any, tuple[str, str, str]] = WeakKeyDictionary()
@@ -117,7 +117,7 @@ class _PerSignature:
 
 
 class _Plan:
-    """One call of the adapter: the request it sends and how the answers become fields."""
+    """One call of the adapter: its request, and the conversion of answers to fields."""
 
     def __init__(self, adapter: Any, lm: Any, lm_kwargs: Any, original: Any, processed: Any, request: Any) -> None:
         self._adapter = adapter
@@ -132,7 +132,7 @@ class _Plan:
 
     @classmethod
     def of(cls, adapter: Any, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> _Plan | None:
-        """None where the scaffold does not apply: another engine, tools, or a format that the caller chose."""
+        """Return the plan; None without a scaffold: for another engine, tools, or a format that the caller chose."""
         if not isinstance(getattr(lm, "engine", None), Engine) or lm.model_type != "chat":
             return None
         if lm_kwargs.get("response_format") or lm.kwargs.get("response_format"):
@@ -151,7 +151,7 @@ class _Plan:
         return cls(adapter, lm, kwargs, signature, processed, replace(request, config=config))
 
     def requests(self) -> Iterator[lm15.Request]:
-        """One request that asks for n answers; n of them while a listener follows the stream."""
+        """Yield one request for n answers; n requests of one answer if a listener follows the stream."""
         if self._n == 1:
             yield self._request
         elif dspy.settings.send_stream is not None:

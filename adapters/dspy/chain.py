@@ -1,7 +1,7 @@
-"""Grammars one after the other, where one of them is context-free: each stays with the engine that knows it best.
+"""Sequences of grammars, for replies in which one value is context-free; each grammar keeps its own engine.
 
-llguidance, which takes the schemas that no automaton holds, does not find the shortest ending of free text. So text and
-typed fields stay automata, such a schema is llguidance's, and a chain leads from one to the next.
+llguidance compiles the schemas that no automaton can hold, but does not find the shortest ending of free text. Text and
+typed fields therefore stay automata, llguidance compiles that schema, and a chain leads from one to the next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Grammar(Protocol):
 
 
 class Chain:
-    """Texts that `grammars` match one after the other. No token spans two of them."""
+    """A sequence of grammars whose outputs are concatenated. No token spans two of them."""
 
     def __init__(self, grammars: Sequence[Grammar], eos_token_ids: Sequence[int]) -> None:
         self._grammars = list(grammars)
@@ -32,9 +32,9 @@ class Chain:
 
 
 class ChainMatcher:
-    """One sequence in a chain: see `graftlm.core.grammar.matcher.Matcher`.
+    """A matcher of one sequence in a chain; implements `graftlm.core.grammar.matcher.Matcher`.
 
-    Stands in one link; where that is accepting, the next one may begin as well.
+    The state is in one link; when that link accepts, the next one may begin as well.
     """
 
     def __init__(self, links: list[Matcher], eos_token_ids: tuple[int, ...]) -> None:
@@ -42,7 +42,7 @@ class ChainMatcher:
         self._eos_token_ids = eos_token_ids
         self._at = 0
         self._taken: list[int] = []  # the link of each consumed token
-        self._later = [0] * len(links)  # tokens that the links behind each one need
+        self._later = [0] * len(links)  # num_tokens that the links after each one need
         for i in range(len(links) - 1, 0, -1):
             self._later[i - 1] = self._later[i] + links[i].min_tokens_to_accept()
 
@@ -52,7 +52,7 @@ class ChainMatcher:
             allowed = np.zeros_like(row)
             if not self._links[i].fill_mask(allowed):
                 allowed[:] = -1
-            if i < len(self._links) - 1:  # its own end is not the chain's
+            if i < len(self._links) - 1:  # an end-of-text token ends the chain, not a link inside it
                 for token_id in self._eos_token_ids:
                     allowed.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
             row |= allowed
@@ -103,7 +103,7 @@ class ChainMatcher:
         return self._at == len(self._links) - 1 and self._links[-1].finished
 
     def _open(self) -> list[int]:
-        """The links that may take the next token; not one that can take none."""
+        """Return the indices of the links that can consume the next token; finished links are skipped."""
         links = [self._at]
         while links[-1] < len(self._links) - 1 and self._links[links[-1]].accepting:
             links.append(links[-1] + 1)

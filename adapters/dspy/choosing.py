@@ -1,5 +1,6 @@
-"""Fields that are one of several texts, chosen as a whole: the likeliest option, where tokens one by one would lead
-into the option whose first token is the likeliest.
+"""Fields with several options, each chosen as a whole: the likeliest option wins.
+
+Greedy decoding would follow the option whose first token is the likeliest.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from graftlm.core.grammar.matcher import MaskRow, Matcher
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 END = b"\n\n"
-"""The end of a value. It is scored with each option, so that an option that begins another has no advantage."""
+"""The end of a value. It is scored with each option, so that a prefix of another option has no advantage."""
 
 
 class Choosing:
-    """A grammar whose matchers say where a choice is to be made (`graftlm.core.scheduling.choice.Chooser`).
+    """A grammar whose matchers report where to choose an option (`graftlm.core.scheduling.choice.Chooser`).
 
-    choices  the options behind each header; a header stands in the text once
+    choices  the options after each header; a header occurs once in an output
     """
 
     def __init__(self, grammar: Grammar, choices: Mapping[str, Sequence[str]], vocabulary: Vocabulary) -> None:
@@ -33,16 +34,19 @@ class Choosing:
 
 
 class ChoosingMatcher:
-    """One sequence: the grammar's own matcher, and the text that it has consumed."""
+    """The grammar's own matcher of one sequence, and the bytes that it has consumed."""
 
     def __init__(self, rules: Choosing, inner: Matcher) -> None:
         self._rules = rules
         self._inner = inner
         self._text = bytearray()
-        self._lengths: list[int] = []  # of the text before each consumed token
+        self._lengths: list[int] = []  # length of `_text` before each consumed token
 
     def options(self, context: Sequence[int]) -> list[list[int]]:
-        """See `graftlm.core.scheduling.choice.Chooser`. What the grammar forces here belongs to the options' tokens."""
+        """Return the token ids of each option; [] without a choice. See `graftlm.core.scheduling.choice.Chooser`.
+
+        Forced bytes of the grammar are part of each option.
+        """
         ahead = self._inner.forced_bytes()
         text = bytes(self._text) + ahead
         for header, options in self._rules.choices:
@@ -56,7 +60,7 @@ class ChoosingMatcher:
         return []
 
     def _encoded(self, context: Sequence[int], texts: list[bytes]) -> list[list[int]]:
-        """The texts as tokens; [] if the grammar takes one of them in other tokens only."""
+        """Return the token ids of each text; [] if the grammar refuses the tokens of one."""
         found = [encode_after(self._rules.vocabulary, context, text) for text in texts]
         for ids in found:
             num_consumed = self._inner.advance(ids)

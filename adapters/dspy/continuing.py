@@ -1,4 +1,4 @@
-"""Replies of an endpoint that lack a field or were cut inside one: they are continued, not requested anew."""
+"""Continuation of incomplete endpoint replies: a missing field or a cut value is appended, not requested anew."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _WANTED = re.compile(
 )
 _FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]")
 _HEADER = re.compile(rf"^[ \t]*{_FIELD.pattern}", re.MULTILINE)
-_BEGUN = re.compile(r"\n[ \t]*\[\[?(?: ?#[^\n]*)?\Z")  # a header that was cut
+_BEGUN = re.compile(r"\n[ \t]*\[\[?(?: ?#[^\n]*)?\Z")  # a header that the token limit cut
 _LAST = "completed"
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a reply is to hold: ChatAdapter's fields, in order, or one JSON value."""
+    """The fields that a reply must contain, in order; without fields, one JSON value."""
 
     fields: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, messages: Sequence[Message], sampling: SamplingParams) -> Reply | None:
-        """What the prompt asks for; None where that is not known."""
+        """Return the fields that the prompt requires; None for a prompt without ChatAdapter's instruction."""
         if sampling.json_schema is not None:
             return cls()
         wanted = _WANTED.search(messages[-1].text) if messages else None
         return cls(tuple(_FIELD.findall(wanted[1]))) if wanted is not None else None
 
     def lacks(self, text: str, *, cut: bool, continues: bool) -> tuple[str, str] | None:
-        """The part of a reply to keep, and the header to continue it with; None if nothing is missing.
+        """Return the part of a reply to keep, and the header to continue it with; None if the reply is complete.
 
-        cut        whether the limit of tokens ended it.
-        continues  whether the endpoint goes on inside of a value; else the value is written anew.
+        cut        True if the token limit ended the reply.
+        continues  True if the endpoint can continue inside a value; otherwise the value is written anew.
         """
         if not self.fields:
             return (text, "") if cut and continues and not _is_json(text) else None
@@ -66,14 +66,14 @@ class Reply:
 async def mended(
     endpoint: Endpoint, reply: Reply, messages: Sequence[Message], sampling: SamplingParams, asked: Future[Completion]
 ) -> Completion:
-    """The completion with all that its replies were to hold, as far as `max_attempts` requests for each bring that.
+    """Return the completion with its incomplete replies continued, in at most `max_attempts` requests each.
 
-    What they do not bring is left to DSPy, which falls back to another format.
+    A reply that is still incomplete stays so: DSPy then falls back to another format.
     """
     completion = await asyncio.wrap_future(asked)
     if not completion.completions:
         return await _mend(endpoint, reply, messages, sampling, completion)
-    none = RemoteUsage()  # the bill of all stands at the whole
+    none = RemoteUsage()  # the sum below counts the usage of the first request once
     each = [
         await _mend(endpoint, reply, messages, sampling, replace(one, usage=none)) for one in completion.completions
     ]

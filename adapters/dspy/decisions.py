@@ -1,7 +1,7 @@
 """Answers whose probabilities are measured: DSPy's decision evidence (Choice, Score, Noul) and lm15's judgments.
 
-DSPy asks a model to write such probabilities down as numbers. Here they are the model's own: the likelihood of each
-label as the next text, normalised over the labels. What is no decision in the same reply is generated between them.
+DSPy lets a model write such probabilities as numbers. Here they are computed: the likelihood of each label as the
+continuation, normalised over the labels. Other fields of the same reply are generated between the decisions.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Form = Literal["Choice", "Score", "Noul", "json", "json-text"]
 
 @dataclass(frozen=True)
 class Decision:
-    """One of `labels` is to be chosen here. `form` says how the answer is written down."""
+    """A choice among `labels`. `form` is the notation of the answer."""
 
     name: str
     labels: tuple[str, ...]
     form: Form
 
     def scored(self, label: str) -> str:
-        """The text whose likelihood is the label's."""
+        """Return the text whose likelihood is the label's."""
         return json.dumps(label, ensure_ascii=False) if self.form == "json-text" else label
 
     def text(self, probabilities: dict[str, float]) -> str:
-        """The measured answer, as the reply shows it."""
+        """Return the measured answer as it is written in the reply."""
         if self.form in ("json", "json-text"):
             return self.scored(max(self.labels, key=probabilities.__getitem__))
         if self.form == "Noul":
@@ -51,7 +51,7 @@ class Decision:
 
 @dataclass
 class Measured:
-    """A reply put together from generated and measured pieces."""
+    """A reply composed of generated and measured pieces."""
 
     prompt: PromptInput
     text: str = ""
@@ -61,7 +61,7 @@ class Measured:
 
 
 def decision_form(annotation: Any) -> tuple[Form, list[str]] | None:
-    """The form and labels of one of DSPy's evidence types; None for any other type."""
+    """Return the form and labels of one of DSPy's evidence types; None for any other type."""
     if not inspect.isclass(annotation) or annotation.__module__ != evidence_type.__module__:
         return None
     evidence: Any = annotation
@@ -78,9 +78,9 @@ def decision_form(annotation: Any) -> tuple[Form, list[str]] | None:
 def measure(
     runtime: Runtime, prompt: PromptInput, pieces: Sequence[Lowered | Decision], sampling: SamplingParams
 ) -> Measured:
-    """Write a reply piece by piece: languages are generated, decisions measured. Blocks until it is done.
+    """Write a reply piece by piece: languages are generated, decisions measured. Blocks until the reply is complete.
 
-    All of it runs on the prompt's KV: each piece computes only what the one before it added.
+    Each piece computes only the tokens that the piece before it added, on the prompt's KV.
     """
     reply = Measured(prompt)
     for decides, group in groupby(pieces, lambda piece: isinstance(piece, Decision)):
@@ -118,10 +118,10 @@ def _generate(runtime: Runtime, reply: Measured, constraint: Composite, sampling
 
 
 def judgment_pieces(response_format: Mapping[str, Any] | None) -> list[Lowered | Decision]:
-    """A JSON object whose judgments are measured and whose other properties are generated.
+    """Return the pieces of a JSON object whose judgments are measured and whose other properties are generated.
 
     A judgment is a top-level property that is a boolean, one of several texts, or an integer from 0 up to a level.
-    [] where the schema declares none.
+    [] if the schema declares none.
     """
     schema = (response_format or {}).get("schema") or {}
     properties = schema.get("properties") or {}

@@ -45,10 +45,12 @@ from graftlm.core.serving import loop_batching
 
 @dataclass(frozen=True)
 class _Call:
-    """One lm15 request, ready to run. `pieces` is set when probabilities are to be measured.
+    """One lm15 request, ready to run.
 
     prompt  a PromptInput; messages for an endpoint.
-    listed  tools for an endpoint;  reply: what an endpoint's answer is to hold.
+    pieces  the pieces of the reply if probabilities are measured; else empty.
+    listed  tools for an endpoint.
+    reply   the fields that an endpoint's answer must contain.
     """
 
     model: str
@@ -69,7 +71,7 @@ class _Call:
 
 
 class _EngineBase:
-    """What both engines share: capabilities, the translation of requests, saving and copying."""
+    """The base of both engines: capabilities, the translation of requests, saving and copying."""
 
     supports_function_calling = True
     supports_reasoning = False
@@ -87,14 +89,14 @@ class _EngineBase:
 
     @property
     def model_string(self) -> str:
-        """What DSPy calls the model and keys its cache by: other weights have another one."""
+        """The model's name in DSPy and in the key of DSPy's cache; it contains a digest of the weights."""
         name = self.runtime.model_name
         if os.path.isabs(name):
             name = os.path.basename(os.path.normpath(name))
         return f"{wire.PROVIDER}/{name}@{self.runtime.fingerprint[:12]}"
 
     def dump_state(self) -> dict[str, Any]:
-        """The model's name and the runtime's options, as JSON. Raises TypeError for a model given as an object."""
+        """Return the model's name and the runtime's options as JSON. Raises TypeError for a loaded model."""
         options = {name: _to_json(value) for name, value in self.runtime.options.items()}
         if not isinstance(self.runtime.model, str):
             raise TypeError(
@@ -105,7 +107,7 @@ class _EngineBase:
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> Self:
-        """An engine over the process's one runtime of that model and these options."""
+        """Return an engine over the process's shared runtime of that model and these options."""
         options = {name: _from_json(name, value) for name, value in state["options"].items()}
         kept = {name: state[name] for name in ("on_unsupported", "max_retries") if name in state}
         return cls(Runtime.shared(state["model"], **options), **kept)
@@ -176,7 +178,7 @@ class _EngineBase:
             form = ToolFormat.learn(tokenizer)
             messages, listed = form.prepare(messages, tools)
         if not tokenizer.has_chat_template:
-            # as DSPy writes conversations for models that only complete text
+            # DSPy's own format of conversations for text completion models
             text = "\n\n".join([*(message.text for message in messages), "BEGIN RESPONSE:"])
             return tools, form, self.runtime.processor.encode(text)
         return tools, form if tools else None, self.runtime.processor.encode(messages, listed)
@@ -188,10 +190,10 @@ class _EngineBase:
         return max(1, min(wanted or wire.DEFAULT_MAX_TOKENS, room))
 
     def _grammar(self, scaffold: Scaffold) -> Any:
-        """The scaffold's grammar; blocks while it is compiled, once.
+        """Return the scaffold's grammar, cached; blocks while it compiles.
 
-        As one automaton where there can be one; else as a chain, in which very large schemas are llguidance's.
-        Raises GrammarError where neither can be.
+        The grammar is one automaton if possible, otherwise a chain in which llguidance compiles the large schemas.
+        Raises GrammarError if neither compiles.
         """
         known = self._grammars.get(scaffold)
         if known is None:
@@ -218,12 +220,12 @@ class _EngineBase:
         return Chain(grammars, vocabulary.eos_token_ids)
 
     def _must_compile(self, request: lm15.Request) -> bool:
-        """Whether preparing the request takes longer than an event loop should wait."""
+        """Return True if `_prepare` would compile a grammar, which is too slow for an event loop."""
         text = wire.native_extensions(request.config).get("scaffold")
         return text is not None and Scaffold.from_json(text) not in self._grammars
 
     def _send_for_reply(self, call: _Call) -> Future[Completion] | None:
-        """The answer to be of an endpoint that has to hold a reply; None for any other call."""
+        """Submit a call to an endpoint and continue an incomplete reply; None for a call without a required reply."""
         endpoint = self.runtime.endpoint
         if call.reply is None or endpoint is None:
             return None
@@ -231,17 +233,17 @@ class _EngineBase:
         return endpoint.start(mended(endpoint, call.reply, call.prompt, call.sampling, asked))
 
     def _taken(self, request: lm15.Request) -> tuple[lm15.Response | None, int]:
-        """An answer that came with an earlier request; or None, and how many to request."""
+        """Return an answer of an earlier shared request, or None and the number of answers to request."""
         sharing = shared()
         return (None, 1) if sharing is None or self.runtime.endpoint is None else sharing.take(request)
 
     def _answer(self, call: _Call, completion: Completion, request: lm15.Request) -> lm15.Response:
-        """The response. Further answers of the same request are left to the calls that share them."""
+        """Return the response. Further answers of the same request are kept for the calls that share them."""
         sharing = shared()
         if sharing is None or call.sampling.n == 1 or self.runtime.endpoint is None:
             return self._response(call, completion)
         first, *others = completion.completions or [completion]
-        free = [replace(one, usage=Usage(0, 0, 0)) for one in others]  # the first has the bill of all
+        free = [replace(one, usage=Usage(0, 0, 0)) for one in others]  # the first response carries the usage of all
         sharing.put(request, [self._response(call, one) for one in free])
         return self._response(call, replace(first, usage=completion.usage, completions=[]))
 
@@ -256,10 +258,10 @@ class _EngineBase:
 
 
 class Engine(_EngineBase):
-    """A DSPy engine: `dspy.LM(engine.model_string, engine=engine)`."""
+    """A synchronous DSPy engine: `dspy.LM(engine.model_string, engine=engine)`."""
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Answer one request; blocks the calling thread, and no other."""
+        """Answer one request; blocks only the calling thread."""
         with _translated():
             taken, num = self._taken(request)
             if taken is not None:
@@ -286,7 +288,7 @@ class Engine(_EngineBase):
                     yield from events.of(chunk)
 
     def close(self) -> None:
-        """The runtime belongs to whoever made it; nothing to release here."""
+        """Do nothing: the runtime is closed by its creator."""
 
 
 class AsyncEngine(_EngineBase):
@@ -321,7 +323,7 @@ class AsyncEngine(_EngineBase):
                     yield event
 
     async def aclose(self) -> None:
-        """The runtime belongs to whoever made it; nothing to release here."""
+        """Do nothing: the runtime is closed by its creator."""
 
 
 _CONFIGS = {"cache": CacheConfig, "schedule": SchedulerConfig}
@@ -337,7 +339,7 @@ def _from_json(name: str, value: Any) -> Any:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Errors of the runtime as the lm15 errors that DSPy knows."""
+    """Raise the runtime's errors from the block as the lm15 errors that DSPy handles."""
     try:
         yield
     except GraftError as error:

@@ -13,7 +13,7 @@ from graftlm.core.request import Chunk
 
 
 class Events:
-    """Chunks of an answer to lm15's stream events; tool calls are told apart from text."""
+    """The stream events of one answer; tool calls are separated from text."""
 
     def __init__(self, model: str, form: ToolFormat | None) -> None:
         self._model = model
@@ -25,7 +25,7 @@ class Events:
 
     def of(self, chunk: Chunk) -> Iterator[Any]:
         if chunk.index:
-            # DSPy's listeners follow the first of n answers; the others come whole, with the end
+            # DSPy's listeners follow the first of n answers; the other texts are in the end event
             self._others.setdefault(chunk.index, []).append(chunk.text)
         else:
             yield from self._deltas(chunk)

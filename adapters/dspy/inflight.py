@@ -1,4 +1,4 @@
-"""Identical deterministic requests, computed once while the first of them is on its way."""
+"""Deduplication of identical deterministic requests while the first of them is computed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class InFlight(Generic[T]):
-    """Answers calls of equal keys by one computation: that of the thread or task that came first. The others wait.
+    """A table of running computations: calls of equal keys share one result, computed by the first thread or task.
 
     DSPy submits stragglers of an evaluation a second time after two minutes: the copy then waits for the first. If the
-    first is interrupted or cancelled, one of the others computes instead. Nothing is remembered after the answer.
+    first is interrupted or cancelled, a waiting call computes instead. Results are not cached afterwards.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class InFlight(Generic[T]):
         self._waiting: dict[Hashable, list[Future[T]]] = {}
 
     def answer(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What `compute`, called here or for an equal key elsewhere, returns or raises."""
+        """Return the result of `compute`, called here or for an equal key elsewhere; raise its error."""
         while (waiter := self._join(key)) is not None:
             with suppress(CancelledError):
                 return waiter.result()
@@ -37,7 +37,7 @@ class InFlight(Generic[T]):
         return result
 
     async def aanswer(self, key: Hashable, compute: Callable[[], Awaitable[T]]) -> T:
-        """The same for a task. Calls of `answer` and of other event loops share with it."""
+        """Return the result as `answer` does, for a task. Shared with `answer` and with other event loops."""
         while (waiter := self._join(key)) is not None:
             try:
                 return await asyncio.wrap_future(waiter)
@@ -54,11 +54,11 @@ class InFlight(Generic[T]):
         return result
 
     def __len__(self) -> int:
-        """How many keys are being computed."""
+        """Return the number of keys that are being computed."""
         return len(self._waiting)
 
     def _join(self, key: Hashable) -> Future[T] | None:
-        """Wait for who computes `key`; None for the first, who has to."""
+        """Return the future of the running computation of `key`; None for the first call, which must compute."""
         with self._lock:
             waiting = self._waiting.get(key)
             if waiting is None:
@@ -72,7 +72,7 @@ class InFlight(Generic[T]):
             waiter.set_result(result)
 
     def _fail(self, key: Hashable, error: BaseException) -> None:
-        """Tell the others of an error; of an interrupt or a cancelled task they hear nothing but that it is over."""
+        """Pass an error on to the waiting calls; an interrupt or a cancellation only ends their wait."""
         for waiter in self._end(key):
             if isinstance(error, Exception):
                 waiter.set_exception(error)

@@ -16,7 +16,7 @@ _CALL_OPTIONS = frozenset(
     {"top_p", "top_k", "stop", "seed", "n", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs"}
     | {"top_logprobs", "rollout_id", "prompt_cache", "response_format", "tool_choice", "parallel_tool_calls"}
 )
-"""What a call may set, and the constructor for all calls."""
+"""Options that a call may set, and the constructor for all calls."""
 
 
 class GraftLM(dspy.LM):
@@ -24,13 +24,15 @@ class GraftLM(dspy.LM):
 
     model        a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
     runtime      a `graftlm.Runtime` to use instead; otherwise the process's shared one for `model` and its options.
-    temperature  and max_tokens: for calls that do not say; None is 1.0, and 1,024 tokens or what the context has left.
-    on_unsupported  "warn" leaves out what no grammar can keep of a schema, "check" has jsonschema judge it in the
-                    finished text, which is asked for up to `num_retries` times more; "error", the default, raises.
+    temperature  default of calls; None: 1.0.
+    max_tokens   default of calls; None: 1,024 tokens, or fewer if the context ends before.
+    on_unsupported  for keywords of a schema that no grammar supports: "error", the default, raises; "warn" drops them;
+                    "check" validates the finished text with jsonschema and repeats the request up to
+                    `num_retries` times.
     options      `seed`, `top_p`, `stop` and other defaults of calls; `device`, `dtype`, `cache_config` and other
                  options of the runtime. DSPy's `cache` is its response cache; `cache_config` is the KV pool.
 
-    The model string names the weights by a digest, so that DSPy's response cache never mixes two models.
+    The model string contains a digest of the weights, so that DSPy's response cache never mixes two models.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class GraftLM(dspy.LM):
             return await super().acall(*args, **kwargs)
 
     def _sharing(self, kwargs: dict[str, Any]) -> AbstractContextManager[None]:
-        """DSPy takes `n` answers one after the other; at an endpoint they come with one request."""
+        """Return a block in which the `n` answers that DSPy requests in turn come from one request to the endpoint."""
         given = {**self.kwargs, **kwargs}
         n = given.get("n") or given.get("num_generations") or 1
         return sharing(n) if n > 1 else nullcontext()
@@ -97,7 +99,7 @@ class GraftLM(dspy.LM):
 
 def _runtime(model: Any, runtime: Runtime | None, options: dict[str, Any]) -> Runtime:
     if runtime is None:
-        if options.get("base_url") is not None:  # DSPy repeats requests itself; what is repeated here would multiply
+        if options.get("base_url") is not None:  # DSPy repeats requests itself; a second loop would multiply them
             options = {"max_retries": 0, "retry_timeouts": 0, **options}
         return Runtime.shared(model, **options)
     check_given(runtime, options)

@@ -1,4 +1,4 @@
-"""Languages put one after the other: the constraint of a reply made of literals and typed values."""
+"""Concatenation of languages: the constraint of a reply made of literals and typed values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def literal(text: str) -> Lowered:
 
 
 def lower_schema(schema: Mapping[str, Any]) -> Lowered:
-    """The JSON text of a schema. A keyword that no grammar keeps is dropped: what DSPy parses, it also validates."""
+    """Return the language of a schema's JSON texts. Unsupported keywords are dropped: DSPy validates the value."""
     return lower(JsonSchema(dict(schema)), _OPTIONS)
 
 
 def joined(pieces: Iterable[Lowered]) -> list[Composite]:
-    """The pieces in order, neighbours as one: each a regular language, or one value of a recursive schema."""
+    """Return the pieces in order, neighbours merged: each a regular language, or one value of a recursive schema."""
     links: list[Composite] = []
     for regular, group in groupby(pieces, lambda piece: not piece.rules):
         if regular:

@@ -1,7 +1,7 @@
-"""What a reply in DSPy's chat format may be: headers that are forced, and a typed value under each.
+"""The language of replies in DSPy's chat format: forced headers, and a typed value under each.
 
-A `Scaffold` is plain data. It travels in the extensions of an lm15 request as JSON text, so that DSPy's cache, retries
-and history see it, and is lowered to one regular language where the request is computed.
+A `Scaffold` is plain data. The extensions of an lm15 request carry it as JSON text, so that DSPy's cache, retries and
+history contain it; the engine lowers it to one regular language.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MONTH_AND_DAY = (
 )
 _LEAP_YEAR = r"(([0-9]{2}(0[48]|[2468][048]|[13579][26]))|(([02468][048]|[13579][26])00))"
 DATE = rf"([0-9]{{3}}[1-9]|[0-9]{{2}}[1-9][0-9]|[0-9][1-9][0-9]{{2}}|[1-9][0-9]{{3}})-{_MONTH_AND_DAY}"
-"""A date from the year 1 on, as the calendar has it but for February 29."""
+"""The pattern of a calendar date from the year 1 on, without February 29."""
 
 _END = "[[ ## completed ## ]]\n"
 
@@ -54,7 +54,7 @@ class Field:
         return f"[[ ## {self.name} ## ]]\n"
 
     def piece(self) -> Lowered | Decision:
-        """The field's value: a language, or what is to be measured."""
+        """Return the field's value: a language, or a decision to measure."""
         match self.kind:
             case "text":
                 return Lowered(text_value(self.value), {})
@@ -71,15 +71,15 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Scaffold:
-    """The output fields of a signature in the order of its reply."""
+    """The output fields of a signature, in the order of the reply."""
 
     fields: tuple[Field, ...]
 
     @classmethod
     def of(cls, signature: type[dspy.Signature], calls: dict[str, Any] | None = None) -> Scaffold:
-        """Read a signature. A field whose type no grammar describes becomes text, with a warning that names it.
+        """Read a signature. A field whose type has no grammar becomes text, with a warning that names it.
 
-        calls  the schema of fields of type `dspy.ToolCalls`; None for that of the type, with any names and arguments.
+        calls  the schema of fields of type `dspy.ToolCalls`; None: the type's own schema, with any names and arguments.
         """
         return cls(tuple(_field(name, info, calls) for name, info in signature.output_fields.items()))
 
@@ -93,11 +93,11 @@ class Scaffold:
 
     @property
     def measured(self) -> bool:
-        """Whether a field's probabilities are to be measured, so that the reply is made in several pieces."""
+        """True if a field's probabilities are measured, so that the reply consists of several pieces."""
         return any(field.kind == "decision" for field in self.fields)
 
     def pieces(self) -> list[Lowered | Decision]:
-        """The reply from its first header to its last line."""
+        """Return the pieces of the reply, from its first header to its last line."""
         pieces: list[Lowered | Decision] = []
         for i, field in enumerate(self.fields):
             pieces += [literal(("\n\n" if i else "") + field.header), field.piece()]
@@ -105,22 +105,22 @@ class Scaffold:
 
     @property
     def choices(self) -> dict[str, list[str]]:
-        """The options of each field that has some, by its header."""
+        """The options of each field with at least two, by its header."""
         return {field.header: field.value for field in self.fields if field.kind == "choices" and len(field.value) > 1}
 
     @cached_property
     def links(self) -> list[Composite]:
-        """All replies, one language after the other; there must be no decision among the fields."""
+        """The languages of a reply, in order; decisions, which have no language, are not included."""
         return joined([piece for piece in self.pieces() if isinstance(piece, Lowered)])
 
     @property
     def separate_links(self) -> list[Composite | JsonSchema]:
-        """All replies, with each schema by itself, so that one too large for an automaton leaves the others theirs."""
+        """The languages of a reply with each schema separate: one too large for an automaton is compiled alone."""
         return _separate(self.pieces(), self.fields)
 
 
 def _separate(pieces: list[Lowered | Decision], fields: tuple[Field, ...]) -> list[Composite | JsonSchema]:
-    """The pieces of a scaffold with each schema by itself."""
+    """Return the pieces of a scaffold with each schema separate."""
     links: list[Composite | JsonSchema] = []
     run: list[Lowered] = []
     schemas = {2 * i + 1: JsonSchema(field.value) for i, field in enumerate(fields) if field.kind == "schema"}
@@ -134,10 +134,10 @@ def _separate(pieces: list[Lowered | Decision], fields: tuple[Field, ...]) -> li
 
 
 def text_value(max_chars: int | None = None) -> ast.Node:
-    """Text that does not contain "[[ ##", the beginning of a header.
+    """Return the language of texts without "[[ ##", the beginning of a header.
 
-    That keeps a value from being cut in two where the reply is parsed, and the automaton sees where it ends. With
-    `max_chars` it has at most that many characters, but for brackets, which count with what follows them.
+    The parser of a reply would cut a value at a header, and the automaton needs the end of the value. With
+    `max_chars` a text has at most that many characters; brackets count together with the character after them.
     """
     # The automaton that searches for "[[ ##", as an expression. Behind one bracket, `again` leads through more of the
     # header to one bracket again, and `leave` to a character that the header does not go on with.
@@ -195,7 +195,7 @@ def _schema_field(name: str, annotation: Any, info: FieldInfo) -> Field:
 
 
 def _kept(name: str, annotation: Any, schema: dict[str, Any]) -> Field:
-    """A field of this schema, with a warning that names what its grammar leaves out."""
+    """Return a field of this schema, with a warning that names the dropped keywords."""
     if issues := lower_schema(schema).issues:
         what = "; ".join(map(str, issues))
         _warn(name, annotation, f"its grammar leaves out {what}; DSPy checks that after the reply")
@@ -208,12 +208,12 @@ def _warn(name: str, annotation: Any, what: str) -> None:
 
 
 def _is_text_type(annotation: Any) -> bool:
-    """Types of DSPy that are read from plain text: reasoning and code."""
+    """Return True for types that DSPy reads from plain text: reasoning and code."""
     return inspect.isclass(annotation) and issubclass(annotation, dspy.Reasoning | dspy.Code)
 
 
 def _is_text_union(annotation: Any) -> bool:
-    """`str | None` and the like: DSPy takes their text as it is."""
+    """Return True for unions with `str`, such as `str | None`, whose text DSPy uses unchanged."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     return is_union and str in get_args(annotation) and type(None) in get_args(annotation)
 

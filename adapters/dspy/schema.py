@@ -13,10 +13,10 @@ _TYPES = {"": "string", "str": "string", "int": "integer", "float": "number", "b
 
 
 def asked_object(prompt: str) -> dict[str, Any]:
-    """The schema of an object that is asked for without one: with the fields that DSPy's JSONAdapter names, if it does.
+    """Return the schema of the object that a prompt of DSPy's JSONAdapter describes; without one, any object.
 
-    It sends no schema where a field is an open dict, such as the arguments of ReAct's tools. The prompt then names the
-    fields and their types in its last sentence.
+    JSONAdapter sends no schema if a field is an open dict, such as the arguments of ReAct's tools. The last sentence of
+    its prompt then names the fields and their types.
     """
     found = _FIELDS.search(prompt)
     fields = {name: _type_of(kind) for name, kind in _FIELD.findall(found.group(1))} if found else {}
@@ -26,7 +26,7 @@ def asked_object(prompt: str) -> dict[str, Any]:
 
 
 def _type_of(annotation: str) -> dict[str, Any]:
-    """The schema of a type as DSPy prints it; any value where that tells too little."""
+    """Return the schema of a type as DSPy prints it; {} for a type that the text does not determine."""
     if annotation in _TYPES:
         return {"type": _TYPES[annotation]}
     if annotation.startswith("Literal["):

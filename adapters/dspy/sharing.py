@@ -1,4 +1,4 @@
-"""Several answers to one prompt as one request, which pays the prompt once."""
+"""Shared requests: several answers to one prompt in one request, which pays the prompt once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _shared: ContextVar[Shared | None] = ContextVar("graftlm_shared", default=None)
 
 
 class Shared:
-    """Answers that are asked for together and taken one by one, by request.
+    """Answers that are requested together and consumed one by one, by request.
 
-    num        answers that may be taken of each request.
-    per_call   how many are asked for at once.
+    num        number of answers that calls may consume per request.
+    per_call   number of answers per request to the endpoint.
     """
 
     def __init__(self, num: int, per_call: int) -> None:
@@ -29,7 +29,7 @@ class Shared:
         self._asked: dict[str, int] = {}
 
     def take(self, request: lm15.Request) -> tuple[lm15.Response | None, int]:
-        """An answer that was asked for already, or None and how many to ask for now."""
+        """Return an answer that was already requested, or None and the number of answers to request now."""
         key = repr(request)
         with self._lock:
             if waiting := self._waiting.get(key):
@@ -44,13 +44,13 @@ class Shared:
 
 
 def shared() -> Shared | None:
-    """The answers that the surrounding call shares; None if it shares none."""
+    """Return the answers that the surrounding call shares; None if it shares none."""
     return _shared.get()
 
 
 @contextmanager
 def sharing(num: int, per_call: int | None = None) -> Iterator[None]:
-    """Inside, up to `num` answers to one request are asked for together, `per_call` at once."""
+    """Request up to `num` answers to one request together inside the block, `per_call` at once."""
     token = _shared.set(Shared(num, per_call or num))
     try:
         yield
@@ -59,11 +59,12 @@ def sharing(num: int, per_call: int | None = None) -> Iterator[None]:
 
 
 class BestOfN(dspy.BestOfN):
-    """`dspy.BestOfN` whose attempts share requests: half of the answers come with the first, the rest if need be.
+    """`dspy.BestOfN` whose attempts share requests: the first one brings half of the answers, a second one the rest.
 
-    The prompt is paid twice at most, not N times, and the first half of the answers takes the time of one; answers
-    that come after one that meets the threshold are paid for nothing. For modules with one call before their answer
-    all of it is shared, for others what their attempts ask alike. Needs an LM at an endpoint; others are as in DSPy.
+    The prompt is paid at most twice instead of N times, and the first half of the answers takes the time of one.
+    Answers after the first that meets the threshold are paid but unused. A module with one call per answer shares
+    every request; other modules share the calls that are identical in all attempts. Requires an LM at an endpoint;
+    for any other LM, DSPy's own `BestOfN` runs.
     """
 
     def forward(self, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The JSON schema of a field of type `dspy.ToolCalls`: calls of the tools that a program gives."""
+"""The JSON schema of a field of type `dspy.ToolCalls`: calls of the tools that a program passes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import dspy
 
 
 def calls_schema(signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> str:
-    """The schema as text: names of the tools among `inputs`, arguments as these declare them.
+    """Return the schema as text: names of the tools among `inputs`, arguments as the tools declare them.
 
-    "" where no output field holds calls, or no tools are given.
+    "" if no output field holds calls, or no tools are passed.
     """
     if not any(field.annotation is dspy.ToolCalls for field in signature.output_fields.values()):
         return ""

@@ -1,4 +1,4 @@
-"""DSPy's lm15 requests to native ones, and completions back to lm15 responses."""
+"""Translation of DSPy's lm15 requests to native ones, and of completions to lm15 responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graftlm.core.request import Completion, TokenLogprob, Usage
 
 PROVIDER = "graftlm"
 DEFAULT_MAX_TOKENS = 1024
-"""`max_tokens` where neither the LM nor the call gives it; less where the context ends."""
+"""Default of `max_tokens`, in tokens, if neither the LM nor the call sets it; fewer if the context ends before."""
 
 SUPPORTED_PARAMS = frozenset(
     {
@@ -48,9 +48,9 @@ _HEADER = "[[ ## "
 
 
 def native_messages(request: lm15.Request) -> list[Message]:
-    """The conversation of a request, its system text first.
+    """Return the conversation of a request, its system text first.
 
-    Raises lm15's UnsupportedFeatureError for audio, video, documents and other parts that no text is made of.
+    Raises lm15's UnsupportedFeatureError for audio, video, documents and other parts without text.
     """
     messages = [] if request.system is None else [Message("system", _content(request.system))]
     for message in request.messages:
@@ -65,7 +65,7 @@ def native_messages(request: lm15.Request) -> list[Message]:
 
 
 def native_tools(request: lm15.Request) -> list[Tool]:
-    """The tools that the request lets the model call."""
+    """Return the tools that the model may call."""
     choice = request.config.tool_choice
     if choice is not None and choice.mode == "none":
         return []
@@ -77,7 +77,7 @@ def native_tools(request: lm15.Request) -> list[Tool]:
 
 
 def native_extensions(config: lm15.Config) -> dict[str, Any]:
-    """What `Config.extensions["graftlm"]` asks of this engine beside lm15's own fields."""
+    """Return the options for this engine in `Config.extensions["graftlm"]`, besides lm15's own fields."""
     extensions = config.extensions or {}
     for name in extensions:
         if name not in (PROVIDER, "logit_bias"):
@@ -91,7 +91,7 @@ def native_extensions(config: lm15.Config) -> dict[str, Any]:
 
 
 def sampling_options(request: lm15.Request) -> dict[str, Any]:
-    """The keywords of `SamplingParams` that a request sets, constraints included, `max_tokens` as the user gave it."""
+    """Return the keywords of `SamplingParams` that a request sets, constraints included; `max_tokens` is unchanged."""
     config = request.config
     for name in ("reasoning", "service_tier", "user_id", "store"):
         value = getattr(config, name)
@@ -116,7 +116,7 @@ def sampling_options(request: lm15.Request) -> dict[str, Any]:
 
 
 def deterministic(options: dict[str, Any]) -> bool:
-    """Whether a request with these options has one answer, so that two of them can share it."""
+    """Return True if a request with these options has exactly one answer, so that equal requests can share it."""
     return options.get("temperature") == 0 or options.get("seed") is not None
 
 
@@ -156,7 +156,7 @@ def _part(part: Any) -> ContentPart:
 
 def _assistant(message: lm15.Message) -> Message:
     calls = tuple(ToolCall(p.id, p.name, dict(p.input)) for p in message.parts if isinstance(p, lm15.ToolCallPart))
-    # What a model thought is not shown to it again, as chat templates do.
+    # Reasoning is not sent back to the model, as in chat templates.
     rest = [p for p in message.parts if not isinstance(p, lm15.ToolCallPart | lm15.ThinkingPart)]
     return Message("assistant", _content(rest), tool_calls=calls)
 
@@ -188,7 +188,7 @@ def response(model: str, completion: Completion, calls: Sequence[ToolCall] = ())
 
 
 def check_calls(answer: ParsedAnswer) -> None:
-    """Raise EngineError for a tool call that cannot be read, which DSPy has no form for."""
+    """Raise EngineError for a malformed tool call, which lm15 cannot represent."""
     for call in answer.invalid:
         raise errors.EngineError(
             f"the call of tool {call.name!r} cannot be used: {call.error}; it is {call.arguments!r}"
@@ -202,7 +202,7 @@ def provider_data(completion: Completion) -> dict[str, Any] | None:
 
 
 def texts(answer: lm15.Response) -> list[str]:
-    """All texts of a response: one, or n of them."""
+    """Return all texts of a response: one, or n."""
     all_of_them = ((answer.provider_data or {}).get(PROVIDER) or {}).get("texts")
     return list(all_of_them) if all_of_them else [answer.text or ""]
 
@@ -221,7 +221,7 @@ def usage(native: Usage) -> lm15.Usage:
 
 
 def token_logprobs(tokens: Iterable[TokenLogprob]) -> Iterator[lm15.TokenLogprob]:
-    """A token that the constraint forced is certain: its log-probability is 0."""
+    """Yield tokens in lm15's form; a forced token has log-probability 0."""
     for token in tokens:
         itself, *others = token.candidates
         top = tuple(
@@ -234,9 +234,9 @@ def token_logprobs(tokens: Iterable[TokenLogprob]) -> Iterator[lm15.TokenLogprob
 
 
 def split_at_headers(text: str) -> list[str]:
-    """Cut text before every field header and after its line.
+    """Split text before every field header and after its line.
 
-    DSPy's listeners miss a field whose header and end come in one delta, which forced text would often do.
+    DSPy's listeners miss a field whose header and end arrive in one delta, as forced text often does.
     """
     pieces: list[str] = []
     for i, piece in enumerate(text.split(_HEADER)):
@@ -252,7 +252,7 @@ def split_at_headers(text: str) -> list[str]:
 
 
 def translate(error: errors.GraftError) -> lm15.LM15Error:
-    """The lm15 error that DSPy turns into its own: a context overflow, a bad request, a timeout or a server error."""
+    """Return the lm15 error that DSPy converts: a context overflow, a bad request, a timeout or a server error."""
     kind: type[lm15.LM15Error]
     match error:
         case errors.RequestTooLong():
@@ -266,12 +266,12 @@ def translate(error: errors.GraftError) -> lm15.LM15Error:
         case errors.RemoteError():
             return _remote(error)
         case _:
-            kind = lm15.ProviderError  # never retried: the same step would fail again
+            kind = lm15.ProviderError  # DSPy never retries this class: the same step would fail again
     return kind(str(error), provider=PROVIDER)
 
 
 def _remote(error: errors.RemoteError) -> lm15.LM15Error:
-    """An endpoint's refusal as the error that tells DSPy whether to retry, and when."""
+    """Return an endpoint's refusal as the error that tells DSPy whether and when to retry."""
     if error.code in ("insufficient_quota", "billing_hard_limit_reached"):
         return lm15.BillingError(str(error), provider=PROVIDER)
     if error.code == "context_length_exceeded":
@@ -282,11 +282,11 @@ def _remote(error: errors.RemoteError) -> lm15.LM15Error:
         return lm15.AuthError(str(error), provider=PROVIDER)
     if error.status is not None and 400 <= error.status < 500:
         return lm15.InvalidRequestError(str(error), provider=PROVIDER)
-    # DSPy asks again after a server's error, and never after another: what was answered would be paid once more.
+    # DSPy repeats a request only after a ServerError; a permanent failure needs another class, or it is paid again.
     kind = lm15.ServerError if error.transient else lm15.ProviderError
     return kind(str(error), provider=PROVIDER)
 
 
 def unsupported(message: str, feature: str) -> lm15.UnsupportedFeatureError:
-    """The error that DSPy shows as LMUnsupportedFeatureError."""
+    """Return the error that DSPy raises as LMUnsupportedFeatureError."""
     return lm15.UnsupportedFeatureError(message, provider=PROVIDER, feature=feature)

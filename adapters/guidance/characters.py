@@ -1,4 +1,4 @@
-"""Texts of whole characters: a token limit may cut one, and guidance's interpreter decodes strictly."""
+"""Texts of whole characters: a token limit can cut a character, and guidance's interpreter decodes strictly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from guidance.models._engine._interpreter import recode_special_tokens
 def whole_characters(
     tokenizer: Any, responses: Generator[EngineResponse, None, TokenUsage]
 ) -> Generator[EngineResponse, None, TokenUsage]:
-    """The responses without incomplete characters at the ends of texts and captures."""
+    """Yield the responses without incomplete characters at the ends of texts and captures; return the usage."""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     with closing(responses):
         while True:

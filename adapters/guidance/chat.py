@@ -1,4 +1,4 @@
-"""A tokenizer's own chat template as guidance's roles."""
+"""A tokenizer's own chat template as guidance's role markers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _SAID = {"system": "probe system", "user": "probe user", "assistant": "probe ass
 
 
 def chat_template_of(tokenizer: Tokenizer) -> str | type[ChatTemplate] | None:
-    """The `chat_template` for guidance: one that it knows, else one read off rendered conversations.
+    """Return the `chat_template` for guidance: guidance's own, otherwise one derived from rendered conversations.
 
-    None, for which guidance writes ChatML, where there is no template or it cannot be taken apart.
+    None, for which guidance uses ChatML, without a template or for a template that cannot be split.
     """
     text = getattr(tokenizer.hf, "chat_template", None)
     if not isinstance(text, str):
@@ -41,7 +41,7 @@ def chat_template_of(tokenizer: Tokenizer) -> str | type[ChatTemplate] | None:
 
 
 def _learn(tokenizer: Tokenizer) -> tuple[dict[str, str], dict[str, str]]:
-    """The texts before and after what each role says."""
+    """Return the texts before and after each role's content."""
     starts: dict[str, str] = {}
     ends: dict[str, str] = {}
     asked = _between(_render(tokenizer, "user"), "user", None)
@@ -68,11 +68,11 @@ def _render(tokenizer: Tokenizer, *roles: str, generate: bool = False) -> str | 
     try:
         return tokenizer.render(messages, add_generation_prompt=generate)
     except ConfigError:
-        return None  # the template knows no such conversation
+        return None  # the template does not support this conversation
 
 
 def _between(text: str | None, before: str, after: str | None) -> str | None:
-    """What stands between what two roles say, or after what one says; None if that is not there as it was said."""
+    """Return the text between two roles' contents, or after one; None if the rendered text lacks a content."""
     if text is None:
         return None
     _, found, rest = text.partition(_SAID[before])

@@ -1,8 +1,8 @@
 """Guidance's engine over a runtime: each grammar is one request in the continuous batch.
 
-Guidance hands over a whole grammar per call. Where it is regular, the compressed automaton is the request's matcher;
-elsewhere guidance's own parser (llguidance) runs beside the sequence. Either way all threads on one engine share every
-forward, and captures, stops, token limits and temperatures are what guidance makes of them.
+Guidance passes a whole grammar per call. The matcher of a regular grammar is the compressed automaton; for any other
+grammar, guidance's own parser (llguidance) runs beside the sequence. All threads on one engine share every forward, and
+captures, stops, token limits and temperatures have guidance's semantics.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from guidance.chat import ChatMLTemplate
 from guidance.models._engine import Engine, EngineState, LogitsOutput
 from guidance.models._transformers import TransformersTokenizer
 
-_HEALED = 64  # tokens at the end in which a change is looked for first
+_HEALED = 64  # tokens at the end that are compared first
 _seeds: ContextVar[random.Random | None] = ContextVar("graftlm_guidance_seeds", default=None)
 
 
 class Grammar:
-    """A grammar node on its way to the engine, and its compiled forms."""
+    """A grammar node and its compiled forms, computed on demand."""
 
     def __init__(self, node: GrammarNode) -> None:
         self.node = node
 
     @property
     def text(self) -> str:
-        """In llguidance's Lark."""
+        """The grammar in llguidance's Lark."""
         return self.node.ll_grammar()
 
     @property
@@ -65,7 +65,7 @@ class Grammar:
 
 
 class GraftState(EngineState):
-    """The transcript so far; `known` are the ids of its beginning."""
+    """The transcript; `known` are the ids of a prefix of it."""
 
     known: Known = Known()
 
@@ -83,7 +83,7 @@ class GraftEngine(Engine):
     """The engine that all copies of one `GraftModel` share.
 
     With `enable_token_probabilities` tokens carry the model's probability, and with `enable_top_k` the likeliest
-    `top_k` beside it. An engine whose `get_logits` was replaced, and a call with a step configuration, run guidance's
+    `top_k` too. An engine whose `get_logits` was replaced, and a call with a step configuration, run guidance's
     own loop over `get_logits`: slower, token by token.
     """
 
@@ -119,7 +119,7 @@ class GraftEngine(Engine):
         self._seeds_lock = threading.Lock()
 
     def get_logits(self, token_ids: list[int], include_all_uncached_tokens: bool = False) -> LogitsOutput:
-        """The logits after the last token, float32 [1, vocab_size], computed in the runtime's batch."""
+        """Return the logits after the last token, float32 [1, vocab_size], computed in the runtime's batch."""
         completion = self.runtime.submit(Request(list(token_ids), want_logits=True)).result()
         assert completion.logits is not None
         logits = completion.logits[np.newaxis, : self._vocab_size]
@@ -133,11 +133,11 @@ class GraftEngine(Engine):
         sampling_params: Any = None,
         step_config: Any = None,
     ) -> Generator[EngineResponse, None, TokenUsage]:
-        """Extend the prompt by the grammar: yield what each step brought, return the usage.
+        """Extend the prompt by the grammar: yield the progress of each step, return the usage.
 
-        A grammar given as a node, which `GraftModel` does, runs on the compressed automaton where it is regular.
-        Closing the generator cancels the request and frees its KV. Texts and captures are whole characters: where a
-        token limit cuts one, its beginning is left out.
+        A grammar given as a node, as `GraftModel` does, runs on the compressed automaton if it is regular.
+        Closing the generator cancels the request and frees its KV. Texts and captures end with whole characters: bytes
+        of a character that a token limit cuts are dropped.
         """
         responses = self._run(state, grammar, ensure_bos_token, sampling_params, step_config)
         return whole_characters(self.tokenizer, responses)
@@ -145,7 +145,7 @@ class GraftEngine(Engine):
     def _run(
         self, state: EngineState, grammar: str | Grammar, ensure_bos_token: bool, sampling_params: Any, step_config: Any
     ) -> Generator[EngineResponse, None, TokenUsage]:
-        """`__call__`, but for texts that end within a character."""
+        """Run `__call__` without the handling of cut characters."""
         if step_config is not None or self.get_logits_replaced:
             text = grammar if isinstance(grammar, str) else grammar.text
             usage: TokenUsage = yield from super().__call__(state, text, ensure_bos_token, sampling_params, step_config)
@@ -164,7 +164,7 @@ class GraftEngine(Engine):
         return usage
 
     def write(self, state: GraftState, grammar: Grammar, sampling_params: Any) -> Written:
-        """What `__call__` yields step by step, at once, without what is only there to be watched. Blocks."""
+        """Return the whole output of `__call__` at once, without the events for display. Blocks."""
         started = time.monotonic()
         written = Written()
         parser, first = self._parser(grammar, state, True)
@@ -184,7 +184,7 @@ class GraftEngine(Engine):
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
-        """Grammars that are started in this context take their seeds from here, in whatever order they run."""
+        """Draw the seeds of grammars that start in this context from a generator of its own, in any order."""
         if self._seeds is None:
             yield
             return
@@ -197,13 +197,13 @@ class GraftEngine(Engine):
 
     @property
     def get_logits_replaced(self) -> bool:
-        """Whether someone watches or replaces `get_logits`, so that guidance's own loop has to call it."""
+        """True if `get_logits` is replaced, so that guidance's own loop has to call it."""
         return "get_logits" in vars(self) or type(self).get_logits is not GraftEngine.get_logits
 
     def _parser(
         self, grammar: str | Grammar, state: EngineState, ensure_bos_token: bool
     ) -> tuple[Parser | FsmParser, tuple[int, ...]]:
-        """A parser that stands behind the prompt, and the tokens it put there: forced, or healed."""
+        """Return a parser positioned after the prompt, and the tokens that it changed there: forced or healed ones."""
         known = state.known if isinstance(state, GraftState) else Known()
         given, known = self._prompts.encode(state.prompt, known)
         if isinstance(state, GraftState):
@@ -227,22 +227,22 @@ class GraftEngine(Engine):
             parser = Parser(interpreter, self.tokenizer.eos_token_id)
             parser.start(self._prompts.with_bos(tokens) if ensure_bos_token else tokens)
         if not parser.tokens:
-            parser.tokens = [self.tokenizer.eos_token_id]  # the beginning of a text, for models without a BOS
+            parser.tokens = [self.tokenizer.eos_token_id]  # models without a BOS token start with the end-of-text token
         return parser, tuple(tokens[_num_same(given, tokens) :])
 
     def settle(self, state: GraftState) -> None:
-        """Tokenise what was appended, if it is long: what goes on from this state does not do it again."""
+        """Tokenise a long appended text now, so that states derived from this one reuse the ids."""
         state.known = self._prompts.settle(state.prompt, state.known)
 
     def _behind(self, prompt: str, forced: bytes, known: Known) -> list[int]:
-        """The ids of the prompt with the grammar's first bytes behind it."""
+        """Return the ids of the prompt followed by the grammar's first bytes."""
         try:
             return self._prompts.encode(prompt + forced.decode(), known)[0]
-        except UnicodeDecodeError:  # they end within a character
+        except UnicodeDecodeError:  # the bytes end within a character
             return self.tokenizer.encode(prompt.encode() + forced)
 
     def _compiled(self, regular: Regular) -> tuple[FsmGrammar, FsmGrammar | None] | None:
-        """The automata of a regular grammar and of what follows its free text; None where one has too many states."""
+        """Return the automata of a regular grammar and of the part after its free text; None if one is too large."""
         rest = None if regular.free is None else regular.free.rest
         try:
             return self._automaton(regular.node), None if rest is None else self._automaton(rest)
@@ -258,7 +258,7 @@ class GraftEngine(Engine):
     def _stream(
         self, parser: Parser | FsmParser, scores: Scores, sampling_params: Any, usage: TokenUsage
     ) -> Iterator[EngineResponse]:
-        """One request: to the end of the text, or to where the parser goes back in it."""
+        """Run one request until the end of the text, or until the parser backtracks."""
         request = self._request(parser, sampling_params)
         began = time.monotonic()
         logprobs: deque[TokenLogprob] = deque()
@@ -277,7 +277,7 @@ class GraftEngine(Engine):
     def _gather(
         self, parser: Parser | FsmParser, scores: Scores, logprobs: deque[TokenLogprob], written: Written
     ) -> None:
-        """Add what the parser told since the last call."""
+        """Append the parser's new steps to `written`."""
         for step in parser.steps:
             scores.step(step, logprobs)
             text, captures = step.told()
@@ -287,18 +287,18 @@ class GraftEngine(Engine):
         parser.steps.clear()
 
     def _request(self, parser: Parser | FsmParser, sampling_params: Any) -> Request:
-        """Go on with the parser's text; the parser is the request's constraint."""
+        """Build the request that continues the parser's text, with the parser as its constraint."""
         request = Request(parser.tokens.copy(), self._sampling(parser, sampling_params))
         parser.run_in(request)
         return request
 
     def _settle(self, parser: Parser | FsmParser, request: Request, done: Completion) -> None:
-        """Tell the parser of what ended the request beside it: an end-of-text token, or the context."""
+        """Report an end that the parser did not see: an end-of-text token, or the context length."""
         if parser.finished:
             return
         if isinstance(done.stop, int):
             if len(request.prompt) + len(done.token_ids) > len(parser.tokens):
-                parser.end_of_text(done.stop)  # else the grammar forced that token, and goes on behind it
+                parser.end_of_text(done.stop)  # otherwise the grammar forced that token and continues after it
             return
         length = len(request.prompt) + len(done.token_ids)
         raise RequestTooLong(
@@ -328,9 +328,9 @@ class GraftEngine(Engine):
         up_to: int | None = None,
         given: Sequence[GenToken] = (),
     ) -> Iterator[EngineResponse]:
-        """What the parser told since the last call, one response per step; the first one begins with `given`.
+        """Yield one response per new step of the parser; the first one begins with `given`.
 
-        With `up_to`, only what it told of the request's first so many tokens: it runs ahead of who reads the chunks.
+        up_to  yield only the steps of the request's first `up_to` tokens: the parser runs ahead of the consumer.
         """
         while (step := next(iter(parser.steps), None)) is not None and (up_to is None or step.at <= up_to):
             del parser.steps[0]
@@ -366,7 +366,7 @@ class GraftEngine(Engine):
 
 
 def _num_same(a: list[int], b: list[int]) -> int:
-    """How many tokens both begin with; what healing takes back is at the end."""
+    """Return the number of equal first tokens; healing changes only the last ones."""
     least = max(min(len(a), len(b)) - _HEALED, 0)
     least = least if a[:least] == b[:least] else 0
     pairs = enumerate(zip(a[least:], b[least:], strict=False), least)
@@ -374,7 +374,7 @@ def _num_same(a: list[int], b: list[int]) -> int:
 
 
 def _count(usage: TokenUsage, parser: Parser | FsmParser, done: Completion, latency_ms: float) -> None:
-    """Count as guidance's own engines do: every sampled token is a forward pass, forced ones ride along."""
+    """Count as guidance's own engines do: each sampled token is one forward pass, forced tokens are none."""
     native = done.usage
     sampled = native.completion_tokens - native.forced_tokens
     usage.input_tokens += native.prompt_tokens + max(native.completion_tokens - 1, 0)

@@ -20,11 +20,11 @@ from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from graftlm.core.request import Request
 
-_HEALED = 16  # tokens at the end; healing takes fewer back
+_HEALED = 16  # tokens at the end of a prompt; healing removes fewer
 
 
 class _Before(NamedTuple):
-    """Where a parser stood before a token."""
+    """The state of a parser before a token."""
 
     place: tuple[FsmGrammar, Place, bytes, Free | None, int, list[int]]
     text: int
@@ -34,10 +34,10 @@ class _Before(NamedTuple):
 
 
 class FsmParser:
-    """Where one sequence stands: see `graftlm.adapters.guidance.parser.Parser`, whose place this takes.
+    """A parser over the compressed automaton, in place of `graftlm.adapters.guidance.parser.Parser`.
 
-    Healing may take the prompt's last tokens back; `_prefix` are their bytes, which the first tokens must spell.
-    A grammar that begins with free text is left for `rest`, what follows it, where the text reaches its token limit.
+    Healing can remove the prompt's last tokens; `_prefix` are their bytes, which the first tokens must spell. At the
+    token limit of leading free text the state moves to `rest`, the automaton of the part after the free text.
     """
 
     def __init__(self, regular: Regular, grammar: FsmGrammar, rest: FsmGrammar | None = None) -> None:
@@ -58,10 +58,10 @@ class FsmParser:
         self._history: list[_Before] = []
 
     def start(self, tokens: list[int], forced: bytes) -> None:
-        """Begin behind `tokens`, the canonical ids of the prompt and of `forced`, the grammar's first bytes."""
+        """Start after `tokens`, the canonical ids of the prompt and of `forced`, the grammar's first bytes."""
         vocabulary, dfa = self._grammar.vocabulary, self._grammar.dfa
         _, after = self._grammar.run(dfa.start)
-        # a special token has no bytes: what is before it cannot be part of a longer token
+        # no token spans a special token, which has no bytes: healing stops there
         least = max(len(tokens) - _HEALED, 0)
         first = next((i + 1 for i in range(len(tokens) - 1, least - 1, -1) if not vocabulary.tokens[tokens[i]]), least)
         kept = tokens[:first] + heal(vocabulary, dfa, after, tokens[first:])
@@ -74,18 +74,18 @@ class FsmParser:
         self.steps.append(self._progress(bytes(written), ()))
 
     def run_in(self, request: Request) -> None:
-        """Take the place of the matcher in `request`, whose prompt is `tokens`."""
+        """Become the matcher of `request`, whose prompt is `tokens`."""
         self._num_written = 0
         self._history.clear()
         request.sampling = replace(request.sampling, temperature=self._regular.temperature)
 
     def end_of_text(self, token_id: int) -> None:
-        """An end-of-text token was sampled, which only happens where the text may end."""
+        """Stop after a sampled end-of-text token, which is allowed only in an accepting state."""
         self.stopped = True
         self.steps.append(self._progress(b"", ()))
 
     def check_end(self) -> None:
-        """An automaton never stops outside its language."""
+        """Do nothing: an automaton never stops outside its language."""
 
     # -- Matcher -----------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class FsmParser:
                 if not self.accepting:
                     self._return_to(before)
                     return i
-                self.end_of_text(token_id)  # as guidance has it: what the grammar does not allow ends the text
+                self.end_of_text(token_id)  # guidance's semantics: a token that the grammar refuses ends the text
             self._history.append(before)
         return len(token_ids)
 
@@ -132,7 +132,7 @@ class FsmParser:
         if num_tokens:
             self._return_to(self._history[-num_tokens])
             del self._history[-num_tokens:]
-            del self.steps[-num_tokens:]  # one each, and told to nobody yet: its tokens were not written
+            del self.steps[-num_tokens:]  # one step per token; steps of unwritten tokens were not consumed yet
 
     def fork(self) -> FsmParser:
         twin = FsmParser(self._regular, self._grammar, self._rest)
@@ -190,7 +190,7 @@ class FsmParser:
         return True
 
     def _ends_free(self, free: Free) -> bool:
-        """One more token of the free text, or the one that ends it; whether it ends with a stop that is not shown."""
+        """Count one token of the free text, or end it; return True if it ends with a stop that is not shown."""
         if free.stop is not None and free.stop.encode() in self._text:
             self._free = None
             if free.rest is None:
@@ -218,7 +218,7 @@ class FsmParser:
         return Progress(tokens, issued, text=written, captures=captures, at=self._num_written)
 
     def _fill_healing_mask(self, row: MaskRow) -> None:
-        """The tokens that spell the prefix, or begin it, or go on behind it."""
+        """Allow the tokens that spell the prefix, a part of it, or the prefix and a valid continuation."""
         rows = _healing_rows.setdefault(self._grammar, {})
         key = (self._place, self._prefix)
         if key not in rows:
@@ -247,7 +247,7 @@ _sorted: WeakKeyDictionary[Vocabulary, tuple[list[bytes], list[int]]] = WeakKeyD
 
 
 def _sorted_tokens(vocabulary: Vocabulary) -> tuple[list[bytes], list[int]]:
-    """The vocabulary's texts in order, and the id of each."""
+    """Return the vocabulary's tokens in sorted order, and the id of each; cached."""
     known = _sorted.get(vocabulary)
     if known is None:
         order = sorted((data, i) for i, data in enumerate(vocabulary.tokens) if data)

@@ -1,4 +1,4 @@
-"""Guidance's interpreter over a runtime: text is appended without the engine, grammars go to it whole."""
+"""Guidance's interpreter over a runtime: text is appended without the engine, a whole grammar is one request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from guidance.trace import OutputAttr, TextOutput
 
 
 class _Handed:
-    """A node that EngineInterpreter hands on as it is, where other nodes are written as text first."""
+    """A wrapper that lets EngineInterpreter pass a node to the engine without converting it to text."""
 
     def __init__(self, node: GrammarNode) -> None:
         self._node = node
@@ -26,9 +26,9 @@ class _Handed:
 
 
 class GraftInterpreter(EngineInterpreter):
-    """The state of one model object. Copies share the engine, and copying costs the same for any prompt.
+    """The state of one model object. Copies share the engine; the cost of a copy does not depend on the prompt.
 
-    `watched` says that someone looks on while a grammar runs (echo), so that every token is told as it comes.
+    watched  True with echo: every token is reported at once.
     """
 
     engine: GraftEngine
@@ -72,11 +72,11 @@ class GraftInterpreter(EngineInterpreter):
             yield from self._write(rest, kwargs.get("sampling_params"))
 
     def _write(self, node: GrammarNode, sampling_params: Any) -> Iterator[OutputAttr]:
-        """Run a grammar that nobody follows token by token: its text is one output."""
+        """Run a grammar without per-token events: its text is one output."""
         state = self.state
         written = self.engine.write(state, Grammar(node), sampling_params)
         state.add_usage(written.usage)
-        # a token limit may have cut the text within a character, whose beginning is not shown
+        # the first bytes of a character that a token limit cut are dropped
         text = recode_special_tokens(self.engine.tokenizer, written.text).decode(errors="ignore")
         state.prompt += text
         yield TextOutput(value=text, is_generated=True)

@@ -1,7 +1,7 @@
-"""Appending without waiting: what is appended to a lazy model object runs beside the program.
+"""Background execution of appends to lazy model objects.
 
-Each appending is a task. It starts when the one it goes on from is done, in that one's thread if it is the first to
-follow and in another one else: a chain keeps one thread, and branches off one base run side by side, in one batch.
+Each append is a task, which starts after the task of its base object. The first task on a base continues in the
+base's thread, further ones get other threads: a chain keeps one thread, and branches of one base share a batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_THREADS = 256
 
 
 class Task:
-    """`append(base, item)` in the background. `before` is the task that makes `base`, if that is not done yet."""
+    """`append(base, item)` in the background. `before` is the unfinished task that creates `base`, or None."""
 
     def __init__(self, append: Callable[[Any, Any], Any], base: Any, item: Any, context: Context) -> None:
         self._append = append
@@ -33,19 +33,19 @@ class Task:
 
     @classmethod
     def start(cls, append: Callable[[Any, Any], Any], base: Any, item: Any, before: Task | None) -> Task:
-        """Begin as soon as `base` is there. Context variables are those of the calling thread, now."""
+        """Start the task as soon as `base` exists, with the current context variables of the calling thread."""
         task = cls(append, base, item, copy_context())
         if before is None or not before._followed_by(task):
             _threads().submit(task._run)
         return task
 
     def result(self) -> Any:
-        """Wait for what the appending made; raises what it raised, or what kept `base` from being made."""
+        """Wait for the new object. Raises the error of the append, or the error that prevented `base`."""
         self._read = True
         return self._made.result()
 
     def _followed_by(self, task: Task) -> bool:
-        """Let `task` start at the end of this one; False if that is past."""
+        """Schedule `task` after this one; return False if this one has ended."""
         with _following:
             if self._followers is None:
                 return False

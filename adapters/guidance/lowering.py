@@ -1,9 +1,9 @@
-"""Guidance grammars as regular languages, where that is exactly what they are.
+"""Lowering of guidance grammars to regular languages, where the result is exact.
 
-llguidance reads the regular expressions of a grammar as lexemes that take all they can. One after the other they are
-one regular language only if no lexeme can go on into what follows it; then there is one way to read a text, too, and
-captures are read off with a pattern. Free text at the beginning, up to a stop or for so many tokens, is part of it
-where what follows begins with the stop, or nothing follows. Everything else stays with llguidance.
+llguidance matches the regular expressions of a grammar greedily, as lexemes. A sequence of lexemes is one regular
+language only if no lexeme can extend into the next one; the parse is then unique, and a pattern extracts the captures.
+Leading free text, up to a stop or a token limit, is included if the next piece begins with the stop, or if there is no
+next piece. Every other grammar runs on llguidance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_LITERAL_CHARS = 4_000
 
 @dataclass(frozen=True)
 class Capture:
-    """The text of group `group` of the pattern becomes a variable, or is appended to one."""
+    """The assignment of group `group` of the pattern to a variable, or the append to a list."""
 
     name: str
     group: str
@@ -44,9 +44,9 @@ class Capture:
 class Free:
     """Free text at the beginning of a grammar.
 
-    stop        what ends it. None: nothing but the end of the text.
-    max_tokens  after so many tokens `rest` follows wherever the text stands. None: no limit.
-    rest        what follows, beginning with `stop`. None: nothing, and a `stop` that is written is not shown.
+    stop        the text that ends it. None: only the end of the output.
+    max_tokens  limit of its tokens; `rest` follows after the last one. None: no limit.
+    rest        the language after it, which begins with `stop`. None: nothing, and the stop itself is not shown.
     """
 
     stop: str | None
@@ -56,7 +56,7 @@ class Free:
 
 @dataclass(frozen=True, eq=False)
 class Regular:
-    """A grammar as one regular language, generated at one temperature; `pattern` reads its captures."""
+    """A grammar as one regular language, generated at one temperature; `pattern` extracts its captures."""
 
     node: ast.Node
     pattern: re.Pattern[str]
@@ -65,7 +65,7 @@ class Regular:
     free: Free | None = None
 
     def read(self, text: bytes) -> dict[str, bytes | list[bytes]]:
-        """The captures in a text of the language; free text may have been cut off within a character."""
+        """Return the captures in a text of the language; free text can end within a character."""
         found = self.pattern.fullmatch(text.decode(errors="surrogateescape"))
         assert found is not None, "the automaton let through what the pattern does not match"
         values: dict[str, bytes | list[bytes]] = {}
@@ -80,7 +80,7 @@ class Regular:
 
 
 def leading_text(node: GrammarNode) -> tuple[str, GrammarNode]:
-    """The literals at the beginning of a join, and what comes after them."""
+    """Return the literals at the beginning of a join, and the remaining node."""
     if not isinstance(node, JoinNode):
         return "", node
     nodes = list(_flat(node))
@@ -93,7 +93,7 @@ def leading_text(node: GrammarNode) -> tuple[str, GrammarNode]:
 
 @lru_cache(maxsize=2048)
 def lower(node: GrammarNode) -> Regular | None:
-    """The regular language of a grammar; None where llguidance is needed."""
+    """Return the regular language of a grammar; None if it needs llguidance."""
     try:
         return _Lowering().lower(node)
     except (_NotRegular, GrammarError, re.error, RecursionError):
@@ -101,7 +101,7 @@ def lower(node: GrammarNode) -> Regular | None:
 
 
 class _NotRegular(Exception):
-    """This grammar says more than a regular language does, or cannot be read in one way only."""
+    """The grammar is not regular, or its parse is not unique."""
 
 
 class _Lowering:
@@ -119,7 +119,7 @@ class _Lowering:
             if not _apart(before, after):
                 raise _NotRegular
         if not self._temperatures or len(self._temperatures) > 1:
-            raise _NotRegular  # text alone needs no engine; several temperatures are llguidance's
+            raise _NotRegular  # text alone needs no engine; several temperatures need llguidance
         pattern = "".join(text for _, text in parts)
         language = ast.concat(*(part for part, _ in parts))
         free = None
@@ -132,7 +132,7 @@ class _Lowering:
         return Regular(language, read, tuple(self._captures), self._temperatures.pop(), free)
 
     def _free(self, rule: RuleNode) -> tuple[RuleNode, str]:
-        """Free text, and the pattern that reads it where it ends at the first stop."""
+        """Return leading free text, and the pattern that matches it up to the first stop."""
         if rule.suffix or rule.stop_capture or rule.lazy or rule.max_tokens == 0:
             raise _NotRegular
         self._temperatures.add(rule.temperature or 0.0)
@@ -142,7 +142,7 @@ class _Lowering:
         return rule, "(?P<free>.*?)"
 
     def _part(self, node: GrammarNode) -> tuple[ast.Node, str]:
-        """A piece of the sequence, as a language and as the text of a pattern."""
+        """Return a piece of the sequence as a language and as the text of a pattern."""
         if isinstance(node, LiteralNode):
             return ast.literal(node.value), re.escape(node.value)
         temperature, capture, value = 0.0, None, node
@@ -163,17 +163,17 @@ def _is_free(node: GrammarNode | None) -> TypeGuard[RuleNode]:
 
 
 def _stop_text(stop: GrammarNode) -> str:
-    """A stop of one byte: what is written of a longer one would have to be held back."""
+    """Return a stop of one byte; a longer one would require holding back its first bytes."""
     if not isinstance(stop, LiteralNode) or len(stop.value.encode()) != 1:
         raise _NotRegular
     return stop.value
 
 
 def _behind_free_text(stop: str | None, pieces: list[GrammarNode], parts: list[tuple[ast.Node, str]]) -> ast.Node:
-    """The language of free text and what comes behind it."""
+    """Return the language of free text followed by the other pieces."""
     if stop is None:
         if pieces:
-            raise _NotRegular  # it may go on into what follows
+            raise _NotRegular  # free text without a stop could extend into the next piece
         return ast.star(ast.ANY_CHAR)
     text, first = ast.star(ast.not_chars(stop)), pieces[0] if pieces else None
     if first is None:
@@ -184,7 +184,7 @@ def _behind_free_text(stop: str | None, pieces: list[GrammarNode], parts: list[t
 
 
 def _flat(node: GrammarNode) -> Iterator[GrammarNode]:
-    """The pieces of nested joins, in order."""
+    """Yield the pieces of nested joins, in order."""
     if isinstance(node, JoinNode):
         for inner in node.nodes:
             yield from _flat(inner)
@@ -224,18 +224,18 @@ def _language(node: GrammarNode) -> ast.Node:
 
 
 def _apart(before: ast.Node, after: ast.Node) -> bool:
-    """Whether no text of `before` can be continued by a character that `after` begins with."""
+    """Return True if no text of `before` can be extended by a first character of `after`."""
     return _fixed(before) or not ast.intersect(_alphabet(before), _first(after))
 
 
 def _fixed(node: ast.Node) -> bool:
-    """Whether all texts of `node` have the same length, so that none begins another."""
+    """Return True if all texts of `node` have the same length, so that none is a proper prefix of another."""
     low, high = lengths(node)
     return low == high
 
 
 def _alphabet(node: ast.Node) -> tuple[ast.Range, ...]:
-    """All characters of the texts of `node`."""
+    """Return all characters in the texts of `node`."""
     match node:
         case ast.Empty():
             return ()
@@ -251,7 +251,7 @@ def _alphabet(node: ast.Node) -> tuple[ast.Range, ...]:
 
 
 def _first(node: ast.Node) -> tuple[ast.Range, ...]:
-    """The characters that texts of `node` begin with. One that may be empty hides what comes after it."""
+    """Return the first characters of the texts of `node`. A nullable node is not supported."""
     if ast.nullable(node):
         raise _NotRegular
     match node:
@@ -270,7 +270,7 @@ def _first(node: ast.Node) -> tuple[ast.Range, ...]:
 
 
 def _pattern(node: ast.Node) -> str:
-    """`node` in the syntax of `re`."""
+    """Return `node` in the syntax of `re`."""
     match node:
         case ast.Empty():
             return ""

@@ -20,20 +20,20 @@ from guidance.models._base._model import _event_queues
 
 
 class GraftModel(Model):
-    """A guidance model. `+` gives a new one; all of them share one engine and its KV.
+    """A guidance model. `+` returns a new object; all objects share one engine and its KV.
 
     model              a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
     tokenizer          for a loaded model.
     runtime            a `graftlm.Runtime` to use instead; otherwise the process's shared one.
-    echo               show what is written as it is written, with the tokens' probabilities.
+    echo               display the text during generation, with the tokens' probabilities.
     chat_template, enable_backtrack, enable_ff_tokens, enable_monitoring, sampling_params
-                       as in guidance's own models; monitoring is off unless asked for.
+                       as in guidance's own models; monitoring is off by default.
     seed               makes sampling repeatable.
-    lazy               `+` returns at once and the grammar runs beside the program: branches off one object share a
-                       batch without threads. Reading anything of a model object waits for it, and raises what went
-                       wrong. Only without `echo`.
-    num_api_spec_tokens  at an endpoint: tokens that a call may fetch for what is appended later. Without it a call
-                       fetches what is appended together with its gen.
+    lazy               `+` returns at once and the grammar runs in the background: branches of one object share a
+                       batch without threads. Reading an attribute of an object waits for it, and raises its error.
+                       Not available with `echo`.
+    num_api_spec_tokens  at an endpoint: limit of the tokens that a call fetches for later appends. None: a call fetches
+                       the text appended together with its gen.
     options            of the runtime: device, dtype, max_model_len, cache, ...; base_url, api_key, budget, ... for a
                        model at an endpoint.
     """
@@ -90,7 +90,7 @@ class GraftModel(Model):
         none_set = SamplingParams(top_p=None, top_k=None, min_p=None, repetition_penalty=None)
         super().__init__(interpreter=interpreter, sampling_params=sampling_params or none_set, echo=echo)
 
-    # -- lazy: an object that is not made yet has a task in place of its fields ---------------------------------
+    # -- lazy: a pending object has a task in place of its fields ------------------------------------------------
 
     def __add__(self, other: Any) -> Self:
         before: Task | None = vars(self).get("_task")
@@ -100,7 +100,7 @@ class GraftModel(Model):
         if isinstance(other, str):
             other = _parse_tags(other)
         if isinstance(other, Function):
-            extended: Self = other(self)  # the user's code runs here, and waits only where it reads
+            extended: Self = other(self)  # the user's code runs here, and waits only for the attributes that it reads
             return extended
         if not isinstance(other, ASTNode):
             return NotImplemented
@@ -111,7 +111,7 @@ class GraftModel(Model):
         return later
 
     def __getattr__(self, name: str) -> Any:
-        """Fields are missing while the object is being made: wait, and become what was made."""
+        """Wait for a pending object and take its fields; called for missing fields only."""
         task: Task | None = vars(self).get("_task")
         if task is not None and not (name.startswith("__") and name.endswith("__")):
             vars(self).update(vars(task.result()))
@@ -130,7 +130,7 @@ class GraftModel(Model):
         return copied
 
     def __repr__(self) -> str:
-        engine: GraftEngine | RemoteEngine = vars(self).get("_engine") or self.engine  # does not wait for a lazy object
+        engine: GraftEngine | RemoteEngine = vars(self).get("_engine") or self.engine
         return f"GraftModel({engine.runtime.model_name!r})"
 
     @property
@@ -141,7 +141,7 @@ class GraftModel(Model):
 
     @property
     def usage(self) -> RemoteUsage:
-        """The bill of all calls to an endpoint that led to this object."""
+        """The usage of all calls to an endpoint that led to this object. Raises ConfigError for a local model."""
         if not isinstance(self._interpreter, RemoteInterpreter):
             raise ConfigError("a model in this process has no bill; see runtime.stats()")
         return self._interpreter.state.usage
@@ -152,7 +152,7 @@ def _append(model: GraftModel, node: ASTNode) -> Any:
 
 
 def _runs(item: Any) -> bool:
-    """Whether appending it may take an engine; text and what cannot be appended do not."""
+    """Return True if appending the item can run the engine; text and unsupported items do not."""
     return (
         isinstance(item, str)
         and "{{G|" in item

@@ -20,11 +20,14 @@ _GOOD_ENDS = ("NoExtension", "EndOfSentence")
 
 @dataclass(frozen=True)
 class Progress:
-    """What one step brought: the tokens that were accepted, and what they mean.
+    """The progress of one step: the accepted tokens, their text and captures.
 
-    `issued` says whether the first of `tokens` was sampled; the others were forced. `num_backtracked` earlier tokens
-    are no longer part of the text, nor is a sampled token that is not the first of `tokens`. Text and captures are
-    told outright, or stand in llguidance's `report`, which is read where they are wanted.
+    issued           True if the first of `tokens` was sampled; the remaining ones were forced.
+    num_backtracked  number of earlier tokens removed from the text; a sampled token that is not the first of `tokens`
+                     is removed too.
+    report           llguidance's report, which contains text and captures; parsed on demand. None: `text` and
+                     `captures` are set.
+    at               number of tokens of the request written before this step.
     """
 
     tokens: tuple[int, ...]
@@ -34,10 +37,9 @@ class Progress:
     text: bytes = b""
     captures: dict[str, Any] = field(default_factory=dict)
     at: int = 0
-    """How many tokens of the request had been written when this was told."""
 
     def told(self) -> tuple[bytes, dict[str, Any]]:
-        """New bytes, and captures: bytes by name, or lists of them."""
+        """Return the new bytes, and the captures: bytes by name, or lists of bytes."""
         if self.report is None:
             return self.text, self.captures
         told = LLInterpreterResponse.model_validate_json(self.report).progress.to_engine_call_response()
@@ -45,16 +47,15 @@ class Progress:
 
 
 class Parser:
-    """Where one guidance grammar stands, as guidance's own loop would step it.
+    """The state of one guidance grammar, with the semantics of guidance's own loop.
 
-    `tokens` are the prompt's ids and all that the parser has accepted, `num_forced` of them without being sampled
-    since it was last set to 0; `steps` is what it has to tell, in order. In an accepting state every token may be
-    sampled, and one that the grammar does not allow ends the text, as guidance has it. Implements
-    `graftlm.core.grammar.matcher.Matcher` for one sequence.
+    `tokens` are the prompt's ids and all accepted tokens, `num_forced` the forced ones among them since its last reset;
+    `steps` are the unread steps, in order. In an accepting state every token may be sampled, and a token that the
+    grammar refuses ends the text, as in guidance. Implements `graftlm.core.grammar.matcher.Matcher` for one sequence.
     """
 
     goes_back = False
-    """What it consumed stays consumed: its texts are not guessed ahead."""
+    """No rollback: the scheduler does not speculate on this matcher."""
 
     def __init__(self, interpreter: llguidance.LLInterpreter, eos_token_id: int) -> None:
         self.tokens: list[int] = []
@@ -71,12 +72,12 @@ class Parser:
         self._temperature: float | None = None
 
     def start(self, tokens: list[int]) -> None:
-        """Begin behind `tokens`, to which `interpreter.process_prompt` has been applied."""
+        """Start after `tokens`, to which `interpreter.process_prompt` has been applied."""
         self.tokens = list(tokens)
         self._compute((), issued=False, num_backtracked=0)
 
     def run_in(self, request: Request) -> None:
-        """Take the place of the matcher in `request`, whose prompt is `tokens`."""
+        """Become the matcher of `request`, whose prompt is `tokens`."""
         self._request = request
         self._num_written = 0
         self._rebuild = False
@@ -84,11 +85,11 @@ class Parser:
         self._apply_temperature()
 
     def end_of_text(self, token_id: int) -> None:
-        """An end-of-text token was sampled: the engine does not show those to matchers."""
+        """Process a sampled end-of-text token, which the engine does not pass to matchers."""
         self._take(token_id if self._allows(token_id) else self._eos_token_id)
 
     def check_end(self) -> None:
-        """Raise GrammarError if the parser stopped for another reason than the end of the text."""
+        """Raise GrammarError if the parser stopped before the end of the text."""
         reason = str(self._interpreter.stop_reason())
         if reason == "NoExtensionBias":
             raise GrammarError(f"the grammar allows no text here ({reason}); loosen what stands at this place")
@@ -98,7 +99,7 @@ class Parser:
     # -- Matcher -----------------------------------------------------------------------------------------------
 
     def matcher(self) -> Self:
-        """A constraint hands out matchers; this one is its own, for its one sequence."""
+        """Return this object: it is the matcher of its one sequence."""
         return self
 
     def fill_mask(self, row: MaskRow) -> bool:
@@ -153,7 +154,7 @@ class Parser:
 
     @property
     def finished(self) -> bool:
-        """The text is complete, or the sequence must be built anew because the parser has gone back in it."""
+        """True at the end of the text, or after backtracking, which requires a new request."""
         return self.stopped or self._rebuild
 
     # -- steps -------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ class Parser:
         self.steps.append(Progress(tokens, issued, num_backtracked, report, at=self._num_written))
 
     def _apply_temperature(self) -> None:
-        """Rules of one grammar may have temperatures of their own: the request has that of its next token."""
+        """Set the request's temperature to that of the next token's rule."""
         request, wanted = self._request, self._temperature
         if request is not None and wanted is not None and request.sampling.temperature != wanted:
             request.sampling = replace(request.sampling, temperature=wanted)

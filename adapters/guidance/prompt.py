@@ -1,4 +1,4 @@
-"""A growing transcript as token ids: what was tokenised before is not tokenised again."""
+"""Incremental tokenisation of a growing transcript: ids of a known prefix are reused."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from guidance.models._transformers import TransformersTokenizer
 
 _BOUNDARY = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 _ACROSS = re.compile(rb"[A-Za-z] [A-Za-z]")
-_WINDOW = 512  # characters from the end in which a boundary is looked for
-_LONG = 1024  # characters that are tokenised as they are appended
-_LONGEST_KEPT = 1 << 18  # characters of a text that is kept for other programs
-_KEPT = 4  # such texts
+_WINDOW = 512  # characters at the end in which a boundary is searched
+_LONG = 1024  # characters of an appended text that is tokenised at once
+_LONGEST_KEPT = 1 << 18  # characters of the longest text that is cached for other programs
+_KEPT = 4  # number of cached texts
 _GUARD = "a"
 _SAMPLES = ("one two  three\nfour", 'é x "y z", {"a b": 1}\n\n c d', "It's 3.5 o'clock now <b> e")
 
 
 @dataclass(frozen=True)
 class Known:
-    """The ids of a text up to its last boundary: a place where no token of any longer text crosses."""
+    """The ids of a text up to its last boundary, a position that no token of a longer text spans."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
 
 
 class PromptTokens:
-    """Tokenises transcripts as guidance does, from the last boundary of what is known.
+    """Tokenises transcripts as guidance does, from the last boundary of the known prefix.
 
-    A boundary is a space between two letters. Where a vocabulary has a token that crosses such a place, every text is
-    tokenised whole.
+    A boundary is a space between two letters. If a token of the vocabulary can span a boundary, every text is tokenised
+    as a whole.
     """
 
     def __init__(self, tokenizer: TransformersTokenizer, native: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._native = native
-        self._settled: tuple[Known, ...] = ()  # long texts that programs began with, the newest first
+        self._settled: tuple[Known, ...] = ()  # cached long prefixes of programs, newest first
 
     def encode(self, text: str, known: Known) -> tuple[list[int], Known]:
-        """The ids of `text`, and what to pass as `known` with a longer one."""
+        """Return the ids of `text`, and the value of `known` for a longer text."""
         if not self.splits or not text.startswith(known.text):
             return self._whole(text), Known()
         known = self._longest(text, known)
@@ -51,7 +51,7 @@ class PromptTokens:
         return [*known.ids, *self._rest(text, at)], known
 
     def settle(self, text: str, known: Known) -> Known:
-        """What is known of a text that others may go on from: once it is long, all branches read the same ids."""
+        """Extend `known` over a long text and cache it, so that all branches use the same ids."""
         known = self._longest(text, known)
         if len(text) - len(known.text) < _LONG:
             return known
@@ -61,7 +61,7 @@ class PromptTokens:
         return known
 
     def with_bos(self, ids: list[int]) -> list[int]:
-        """The ids of a whole text behind the beginning-of-text token, if the model has one."""
+        """Return the ids of a whole text after the beginning-of-text token, if the model has one."""
         bos = self._tokenizer.bos_token_id
         if bos is None or ids[:1] == [bos]:
             return ids
@@ -69,7 +69,7 @@ class PromptTokens:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether texts may be tokenised in two parts at a boundary."""
+        """True if texts may be tokenised in two parts at a boundary."""
         added = self._native.hf.added_tokens_decoder.values()
         if any(token.content[:1].isalpha() or _ACROSS.search(token.content.encode()) for token in added):
             return False
@@ -82,7 +82,7 @@ class PromptTokens:
         )
 
     def _rest(self, text: str, start: int) -> list[int]:
-        """The ids of the text from a boundary on."""
+        """Return the ids of the text after a boundary."""
         if start == 0:
             return self._whole(text)
         return self._whole(_GUARD + text[start:])[self._num_guard_ids :]
@@ -102,7 +102,7 @@ class PromptTokens:
         return all(list(self._tokenizer.recode([bos, *ids])) == [bos, *ids] for ids in texts)
 
     def _longest(self, text: str, known: Known) -> Known:
-        """What is known of `text`: by its own history, or from another text that begins with the same long one."""
+        """Return the longest known prefix of `text`: `known`, or a cached one."""
         for other in self._settled:
             if len(other.text) > len(known.text) and text.startswith(other.text):
                 known = other
@@ -110,7 +110,7 @@ class PromptTokens:
 
 
 def _last_boundary(text: str) -> int:
-    """The last boundary of a text; 0 if none is near its end."""
+    """Return the last boundary of a text; 0 without one near its end."""
     start = max(len(text) - _WINDOW, 1)
     at = text.rfind(" ", start, len(text) - 1)
     while at >= 0:

@@ -34,15 +34,15 @@ from guidance.models._base._model import _event_queues
 from guidance.trace import OutputAttr, TextOutput
 
 DEFAULT_MAX_TOKENS = 1024
-"""The token limit of a gen that sets none. Reaching it is an error, since nobody asked for a cut text."""
+"""Default token limit of a gen. Reaching it is an error, because the cut was not requested."""
 _ALL = 1 << 30
 
 
 class RemoteEngine:
-    """What all copies of one `GraftModel` at an endpoint share.
+    """The shared state of all copies of one `GraftModel` at an endpoint.
 
-    num_api_spec_tokens  tokens that a call may fetch for what is appended later; None: only for what is appended
-                         together with it.
+    num_api_spec_tokens  limit of the tokens that a call fetches for later appends; None: a call fetches only the text
+                         that is appended together with its gen.
     """
 
     def __init__(self, runtime: Runtime, num_api_spec_tokens: int | None = None) -> None:
@@ -52,19 +52,19 @@ class RemoteEngine:
         self.endpoint: Endpoint = runtime.endpoint
 
     def seeded(self) -> AbstractContextManager[None]:
-        """Seeds are the endpoint's own affair."""
+        """Do nothing: an endpoint chooses its own seeds."""
         return nullcontext()
 
 
 class _Place:
-    """The state that copies of a model object share until one of them goes on."""
+    """The transcript that copies of a model object share until one of them is extended."""
 
     def __init__(self, transcript: RemoteTranscript) -> None:
         self.transcript = transcript
         self._lock = threading.Lock()
 
     def leave(self) -> RemoteTranscript:
-        """A copy of the transcript. The surplus goes along; if the text is sampled, with the first copy alone."""
+        """Return a copy of the transcript with its surplus; only the first copy gets the surplus of sampled text."""
         with self._lock:
             taken, left = self.transcript.fork(2)
             assert isinstance(taken, RemoteTranscript) and isinstance(left, RemoteTranscript)
@@ -82,7 +82,7 @@ class RemoteState(State):
 
     @property
     def usage(self) -> RemoteUsage:
-        """The bill of all calls that led here, with what is left of a surplus as if nothing else were to use it."""
+        """The usage of all calls that led to this object, including the unused surplus."""
         return self.spent + self.place.transcript.remote.pending
 
     def __str__(self) -> str:
@@ -90,7 +90,10 @@ class RemoteState(State):
 
 
 class RemoteInterpreter(Interpreter[RemoteState]):
-    """The state of one model object; copies share the endpoint. `watched`: values are told as they are written."""
+    """The state of one model object; copies share the endpoint.
+
+    watched  True with echo: values are reported during generation.
+    """
 
     step_config = None
 
@@ -127,10 +130,10 @@ class RemoteInterpreter(Interpreter[RemoteState]):
         yield TextOutput(value=node.value, is_input=True)
 
     def image_url(self, node: ImageUrl, **kwargs: Any) -> Iterator[OutputAttr]:
-        raise UnsupportedNodeError(interpreter=self, node=node)  # before it is downloaded
+        raise UnsupportedNodeError(interpreter=self, node=node)  # before the image is downloaded
 
     def grammar(self, node: GrammarNode, **kwargs: Any) -> Iterator[OutputAttr]:
-        """Run a grammar: what follows a gen in it is fetched with the gen."""
+        """Run a grammar; a gen's call also fetches the parts after it."""
         given = {name: value for name, value in (kwargs.get("sampling_params") or {}).items() if value is not None}
         parts = parts_of(node)
         shown = [_with_defaults(part.expression, given) for part in parts]
@@ -174,7 +177,7 @@ class RemoteInterpreter(Interpreter[RemoteState]):
                         yield TextOutput(value=chunk.text, is_generated=True)
                 done = future.result()
         finally:
-            future.cancel()  # of use only when the wait was interrupted
+            future.cancel()  # has an effect only after an interrupted wait
             transcript.remote.bind(_unasked, self._count)
             self._count(sum(spent, start=RemoteUsage()))
         text: str = done.text if isinstance(expression, Gen) else done.choice
@@ -191,7 +194,7 @@ class RemoteInterpreter(Interpreter[RemoteState]):
                 yield self.state.apply_capture(name, one, log_prob=None, is_append=isinstance(value, list))
 
     def _go_on(self) -> RemoteTranscript:
-        """A transcript of this object's own, from where it stands."""
+        """Return a transcript of this object's own, which copies do not share."""
         transcript = self.state.place.leave()
         transcript.remote.bind(_unasked, self._count)
         self.state.place = _Place(transcript)
@@ -210,7 +213,7 @@ class RemoteInterpreter(Interpreter[RemoteState]):
 
 
 def _with_defaults(expression: Text | Gen | Select, given: Mapping[str, Any]) -> Text | Gen | Select:
-    """The expression with the model object's sampling parameters, and a limit."""
+    """Return the expression with the model object's sampling parameters and a token limit."""
     if not isinstance(expression, Gen):
         return expression
     return replace(expression, options={"max_tokens": DEFAULT_MAX_TOKENS, **given, **expression.options})

@@ -1,4 +1,4 @@
-"""Guidance grammars as texts, gens and selects for a model at an endpoint, which hands out no masks for tokens."""
+"""Guidance grammars as texts, gens and selects for a model at an endpoint, which accepts no token masks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _GREEDY_METHOD = "greedy_token_selection"
 
 @dataclass(frozen=True)
 class Part:
-    """One step of a grammar: given text, or a value and how its captures are read."""
+    """One step of a grammar: a literal text, or a value and the rule that extracts its captures."""
 
     expression: Text | Gen | Select
     node: GrammarNode
 
     @property
     def unlimited(self) -> bool:
-        """Whether a gen sets no limit of tokens."""
+        """True for a gen without a token limit."""
         return isinstance(self.expression, Gen) and "max_tokens" not in self.expression.options
 
     def captures(self, text: str) -> Captures:
-        """The variables that a value of this part sets."""
+        """Return the variables that a value of this part sets."""
         node = self.node
         if isinstance(node, RuleNode) and not _inner_captures(node.value):
             return {} if node.capture is None else {node.capture: [text] if node.list_append else text}
@@ -50,7 +50,7 @@ class Part:
 
 @lru_cache(maxsize=2048)
 def parts_of(node: GrammarNode) -> tuple[Part, ...]:
-    """The steps of a grammar, in order. Raises ConfigError for what needs the model's tokens."""
+    """Return the steps of a grammar, in order. Raises ConfigError for a grammar that needs token masks."""
     return tuple(part for piece in _flat(node) for part in _parts(piece))
 
 
@@ -65,12 +65,12 @@ def _flat(node: GrammarNode) -> Iterator[GrammarNode]:
 
 
 def _plain(rule: RuleNode) -> bool:
-    """Whether a rule only gives its value a name."""
+    """Return True if a rule only names its value."""
     return rule.capture is None and not _limits(rule)
 
 
 def _limits(rule: RuleNode) -> list[str]:
-    """The attributes of a rule that say how its value is generated."""
+    """Return the attributes of a rule that affect generation."""
     names = ("temperature", "max_tokens", "stop", "suffix", "stop_capture", "lazy")
     return [name for name in names if getattr(rule, name) not in (None, False)]
 
@@ -113,7 +113,7 @@ def _options(rule: RuleNode) -> dict[str, Any]:
 
 
 def _stop_texts(name: str | None, pattern: str) -> list[str]:
-    """The texts of a stop pattern, as `stop=[...]` quotes them."""
+    """Return the texts of a stop pattern, as `stop=[...]` quotes them."""
     pieces = re.split(r"(?<!\\)\|", pattern)
     texts = [re.sub(r"\\([\\+*?^$(){}\[\].|])", r"\1", piece) for piece in pieces]
     if any(re.sub(r"([\\+*?^$(){}\[\].|])", r"\\\1", text) != piece for text, piece in zip(texts, pieces, strict=True)):
@@ -124,7 +124,7 @@ def _stop_texts(name: str | None, pattern: str) -> list[str]:
 
 
 def _choices(node: GrammarNode) -> tuple[str, ...] | None:
-    """The texts of a select among texts alone."""
+    """Return the texts of a select among texts; None for any other node."""
     if not isinstance(node, SelectNode):
         return None
     texts = [one.value for one in node.alternatives if isinstance(one, LiteralNode) and one.value]

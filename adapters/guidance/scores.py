@@ -1,4 +1,4 @@
-"""How likely the model found what it wrote into a capture."""
+"""Log-probabilities of captured texts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from graftlm.core.request import TokenLogprob
 class Scores:
     """The tokens of one grammar's text with their log-probabilities (natural log); forced ones have 0.
 
-    The log-probability of a capture is the sum over the tokens that have a part in it. Guidance's own local engines
+    The log-probability of a capture is the sum over its tokens, partly included ones too. Guidance's own local engines
     report 0 for every capture.
     """
 
     def __init__(self, token_bytes: list[bytes]) -> None:
         self._token_bytes = token_bytes
         self._text = bytearray()
-        self._tokens: list[tuple[int, float]] = []  # where each token ends, and its log-probability
+        self._tokens: list[tuple[int, float]] = []  # end offset of each token in bytes, and its log-probability
 
     def put(self, tokens: Iterable[int]) -> None:
-        """Tokens that the grammar forced before anything was sampled."""
+        """Add tokens that the grammar forced before the first sampled one."""
         for token_id in tokens:
             self._add(token_id, 0.0)
 
     def step(self, step: Progress, scored: deque[TokenLogprob]) -> list[tuple[int, TokenLogprob | None]]:
-        """Take the tokens of a step; give each with its entry of `scored`, which follows the sequence."""
+        """Add the tokens of a step; return each with its entry of `scored`, which is consumed."""
         for _ in range(min(step.num_backtracked, len(self._tokens))):
             self._tokens.pop()
         del self._text[self._tokens[-1][0] if self._tokens else 0 :]
@@ -41,7 +41,7 @@ class Scores:
         return found
 
     def of(self, captures: dict[str, Any]) -> dict[str, Any]:
-        """The log-probability of each captured text, in the captures' own shape."""
+        """Return the log-probability of each captured text, in the shape of `captures`."""
         return {
             name: [self._score(one) for one in value] if isinstance(value, list) else self._score(value)
             for name, value in captures.items()
@@ -52,7 +52,7 @@ class Scores:
         self._tokens.append((len(self._text), logprob))
 
     def _score(self, text: bytes) -> float:
-        """Of the last place where `text` was written."""
+        """Return the log-probability of the last occurrence of `text`."""
         first = self._text.rfind(text)
         if first < 0 or not text:
             return 0.0
@@ -65,7 +65,7 @@ class Scores:
 
 
 def _next(scored: deque[TokenLogprob], token_id: int) -> TokenLogprob | None:
-    """The entry of the next such token; those before it were sampled, but not accepted."""
+    """Return the next entry with this id; entries before it were sampled but not accepted."""
     while scored:
         entry = scored.popleft()
         if entry.token_id == token_id:

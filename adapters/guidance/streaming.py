@@ -1,4 +1,4 @@
-"""Streams of model objects: a reader that leaves early ends the calls that run for it."""
+"""Streams of model objects; closing a stream cancels its running calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from guidance.models._base._model import ModelStream, _event_queues
 
 
 class Reader:
-    """The reader of a stream, as the thread that writes for it sees it."""
+    """The consumer of a stream, as seen by the producing thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class Reader:
 
     @contextmanager
     def cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """Call `cancel` if the reader leaves during the block. Raises RequestCancelled if it has left before."""
+        """Call `cancel` if the reader closes the stream during the block. Raises RequestCancelled after a close."""
         with self._lock:
             left = self._left
             self._cancels.append(cancel)
@@ -38,7 +38,7 @@ class Reader:
                 self._cancels.remove(cancel)
 
     def leave(self) -> None:
-        """Cancel the calls that run for the reader."""
+        """Mark the stream as closed and cancel its running calls."""
         with self._lock:
             self._left, cancels = True, list(self._cancels)
         for cancel in cancels:
@@ -50,7 +50,7 @@ _reader: ContextVar[Reader | None] = ContextVar("graftlm_guidance_reader", defau
 
 @contextmanager
 def cancelled_with_reader(cancel: Callable[[], object]) -> Iterator[None]:
-    """Call `cancel` if the reader of the stream that this thread writes for leaves during the block."""
+    """Call `cancel` if the current thread's stream is closed during the block."""
     reader = _reader.get()
     if reader is None:
         yield
