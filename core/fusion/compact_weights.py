@@ -1,7 +1,7 @@
-"""Decide which weights are held in 12 bits beside their own 16, without loss, for steps of few tokens on a GPU.
+"""Choose the weights that are held in 12 bits beside their original 16, without loss, for steps of few tokens on a GPU.
 
-A step of few tokens takes as long as reading the weights does; steps of many tokens read the originals. So both are
-held, where they take little of the memory that is left for KV.
+A step of few tokens takes as long as reading the weights does; steps of many tokens read the originals. Both forms are
+held if they take a small share of the memory that is left for KV.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
 
 LARGEST_SHARE = 3 / 10
-"""The largest share of the free memory, which is KV's otherwise, for weights in 12 bits that no option asks for."""
+"""The largest share of free GPU memory for 12-bit weights by default: the remainder is for KV."""
 
 
 def choose_compact(loaded: LoadedModel, config: EngineConfig) -> None:
-    """Mark the modules whose weights are held in 12 bits too: linear layers, and a mixture's experts if they fit.
+    """Mark the modules whose weights are also held in 12 bits: linear layers, and a mixture's experts if they fit.
 
-    Raises ConfigError if the configuration asks for such weights and the model or the card cannot have them.
+    Raises ConfigError if the configuration requires 12-bit weights and the model or the card does not support them.
     """
     for module in loaded.model.modules():
         hold_as(module, None)
@@ -54,13 +54,13 @@ def choose_compact(loaded: LoadedModel, config: EngineConfig) -> None:
 
 
 def _suited_linears(model: nn.Module) -> dict[nn.Module, int]:
-    """Return the linear layers that can have codes, with the bytes of these."""
+    """Return the linear layers that can have codes, with the bytes of the codes."""
     weights = {module: weight_of(module) for module in model.modules()}
     return {m: _num_bytes(w) for m, w in weights.items() if type(w) is PlainWeight and Bits12Weight.suits(w.values)}
 
 
 def _suited_experts(model: nn.Module) -> dict[nn.Module, int]:
-    """Return the modules of experts that can have codes, with the bytes of these."""
+    """Return the modules of experts that can have codes, with the bytes of the codes."""
     weights = {module: expert_weights(module) for module in model.modules() if has_experts(module)}
     return {
         module: sum(_num_bytes(PlainWeight(tensor.flatten(0, 1))) for tensor in (found.gate_up, found.down))
@@ -70,5 +70,5 @@ def _suited_experts(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _num_bytes(weight: PlainWeight) -> int:
-    """Return the bytes that a weight takes more with codes than without."""
+    """Return the additional bytes of a weight's codes."""
     return Bits12Weight(weight.values).num_bytes - weight.num_bytes

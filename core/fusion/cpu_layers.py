@@ -1,8 +1,8 @@
-"""Fused decoder layers on CPUs. A decode step runs two compiled calls around attention; a prefill step runs a few more.
+"""Fused decoder layers on CPUs: a decode step runs two compiled calls around attention; a prefill step a few more.
 
 A layer of the common shape (norm, attention, norm, SwiGLU MLP, each half added to the residual stream) whose weights
-oneDNN laid out in panels gets a second forward. It is used in steps of the paged lane only, and only if it gave what
-the layer's own forward gives on random input.
+oneDNN laid out in panels gets a second forward. Only steps of the paged lane use it, and only if its output equals that
+of the layer's own forward on random input.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _PROBED = (1, 7)
 """Lengths of the random inputs, in tokens."""
 _NO_NUMBA = "numba, which compiles the CPU kernels, is not installed"
 _BLOCK = 256
-"""Tokens that run through a layer's MLP together: its products are no faster with more."""
+"""Tokens that run through a layer's MLP together: its matmuls are no faster with more."""
 _TILE_BLOCK = 1024
-"""The same where products run in AMX tiles: weights are laid out anew for each block."""
+"""Tokens that run through a layer's MLP together with AMX tiles, for which each block lays the weights out anew."""
 
 
 class FusedCpuLayer(NamedTuple):
-    """Replaces a layer's forward; `original` runs whatever is not a step of the paged lane.
+    """The replacement of a layer's forward; `original` runs all calls that are not steps of the paged lane.
 
-    decode   runs steps of up to `max_rows` tokens; `blocks` those of some hundred, if given; `prefill` longer ones
+    decode   runs steps of up to `max_rows` tokens; `blocks` steps of some hundred, if given; `prefill` longer steps
     """
 
     decode: DecodeLayer
@@ -78,7 +78,7 @@ class FusedCpuLayer(NamedTuple):
         return self.run(hidden_states[0].contiguous(), cos[0], sin[0], step, output_tokens_after(self.attention))[None]
 
     def _takes(self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-        """Whether these are the tokens of one ragged batch, with rotations for each."""
+        """Return True if the arguments are the tokens of one ragged batch, with a rotation for each."""
         one, num_rows, _ = hidden_states.shape
         if one != 1 or not hidden_states.dtype == cos.dtype == self.decode.layers.dtype:
             return False
@@ -99,14 +99,14 @@ class FusedCpuLayer(NamedTuple):
         return x.index_copy_(0, wanted.tokens, part)
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> None:
-        """Run what follows the attention in blocks: memory stays small, and oneDNN sees few numbers of rows."""
+        """Run the layer after its attention in blocks: memory stays small, and oneDNN compiles for few row counts."""
         block = _TILE_BLOCK if HAS_TILES and x.dtype is torch.bfloat16 else _BLOCK
         for first in range(0, x.shape[0], block):
             here = slice(first, first + block)
             self._part(x[here], x.shape[0]).after(x[here], attended[here])
 
     def _part(self, x: torch.Tensor, num_rows: int) -> DecodeLayer | BlockLayer | PrefillLayer | DotLayer:
-        """What runs x, which is all or a part of `num_rows` tokens."""
+        """Return the layer for x, which is all or a part of `num_rows` tokens."""
         if x.shape[0] <= self.max_rows:
             return self.decode
         return self.blocks if self.blocks is not None and self.blocks.takes(num_rows) else self.prefill
@@ -114,7 +114,7 @@ class FusedCpuLayer(NamedTuple):
 
 @torch.inference_mode()
 def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
-    """Replace the forward of layers of the common shape, and of the head for few rows; note why others keep theirs.
+    """Replace the forward of layers of the common shape, and of the head for few rows; note why layers are not fused.
 
     -> number of layers replaced
     """
@@ -128,7 +128,7 @@ def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
         return 0
     switch = AttentionSwitch(model)
     found: list[_Found] = []
-    refused: dict[str, list[int]] = {}  # why, and the numbers of the layers
+    refused: dict[str, list[int]] = {}  # reason -> indices of the layers
     for layers, rotary in decoder_stacks(model):
         for number, layer in enumerate(layers):
             parts = _parts_of(layer, rotary, switch)
@@ -158,7 +158,7 @@ class _Found(NamedTuple):
 
 
 def _parts_of(layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> tuple[LayerProbe, LayerWeights] | str:
-    """A layer's probe and weights; or why the compiled code cannot compute it."""
+    """Return a layer's probe and weights, or the reason why the compiled code cannot compute it."""
     modules = LayerModules.of(layer)
     if isinstance(modules, str):
         return modules
@@ -167,7 +167,7 @@ def _parts_of(layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> t
         return "no RMSNorm before its attention"
     try:
         probe = LayerProbe.of(layer, rotary, norm.weight, max(_PROBED), switch)
-    except Exception as error:  # it takes or gives something else: it keeps its own forward
+    except Exception as error:  # its arguments or outputs differ: it keeps its own forward
         return f"it does not run by itself ({type(error).__name__})"
     if probe is None:
         return "it does not attend exactly once"
@@ -182,7 +182,7 @@ def _numbered(numbers: list[int]) -> str:
 
 
 def skinny_head(model: nn.Module) -> SkinnyLinear | None:
-    """Return the language-model head for few rows, whose loop reads weights at the speed of memory; None for others."""
+    """Return the head for few rows, whose loop reads weights at memory speed; None if the head is not packed."""
     from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
@@ -249,7 +249,10 @@ def _install(found: list[_Found], fusions: Fusions, refused: dict[str, list[int]
 
 
 def weights_of(modules: LayerModules, call: AttentionCall) -> LayerWeights | str:
-    """What a layer computes with; or why the compiled code cannot. `call` is how it called its attention."""
+    """Return the weights of a layer, or the reason why the compiled code cannot compute it.
+
+    call  the arguments with which the layer called its attention
+    """
     from graftlm.kernels.cpu.decoder.decoder_layer import LayerWeights
 
     before, after = Norm.of(modules.before_attention), Norm.of(modules.before_mlp)
@@ -279,14 +282,14 @@ def _shapes(modules: tuple[nn.Module, ...]) -> str:
 
 
 def _panels(modules: tuple[nn.Module, ...]) -> list[Panels] | None:
-    """The weights of these linear layers; None if one is not in panels."""
+    """Return the weights of linear layers in panels; None if one is not in panels."""
     found = [module.panels() if isinstance(module, PackedLinear) else None for module in modules]
     panels = [p for p in found if p is not None]
     return panels if len(panels) == len(found) else None
 
 
 def _same(probe: LayerProbe, fused: FusedCpuLayer) -> bool:
-    """Whether the fused layer makes the same queries, keys, values and output, for all tokens and for some."""
+    """Return True if the fused layer computes equal queries, keys, values and output, for all tokens and for some."""
     calls: list[AttentionCall] = []
 
     def step(call: AttentionCall) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The decoder of a model on a CPU as one compiled call, where all of its layers are fused and the rest is plain."""
+"""The decoder of a model on a CPU as one compiled call, if all of its layers are fused and the other modules plain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def stack_layers(loaded: LoadedModel, difference: Callable[[], str | None]) -> None:
-    """Run steps of few tokens in one compiled call, unless `difference` then says how the model answers otherwise."""
+    """Run steps of few tokens in one compiled call, unless `difference` reports different outputs with it."""
     found = stack_of(loaded.model, loaded.max_model_len)
     reason = found if isinstance(found, str) else None
     if not isinstance(found, str):
@@ -28,16 +28,16 @@ def stack_layers(loaded: LoadedModel, difference: Callable[[], str | None]) -> N
         reason = difference()
     if reason is not None:
         loaded.stack = None
-        if not loaded.fusions.unfused:  # which says it already
+        if not loaded.fusions.unfused:  # `unfused` gives the reason already
             loaded.fusions.reasons["decode steps are not one call"] = reason
     if loaded.stack is not None:
         move_later(loaded.stack.memory)
 
 
 def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:
-    """The decoder of `model` from token ids to logits; or the part of it that the compiled code does not know.
+    """Return the decoder of `model` from token ids to logits, or the part that the compiled code does not support.
 
-    What lies between the parts, such as a factor for the logits, does not show: the caller compares what comes out.
+    Operations between the parts, such as a factor of the logits, are not visible here: the caller compares the outputs.
     """
     stacks = list(decoder_stacks(model))
     if len(stacks) != 1:

@@ -1,7 +1,7 @@
-"""Recognise a mixture's experts: weights of all experts in one tensor, and how gate and up projections are gated.
+"""Recognise a mixture's experts: weights of all experts in one tensor, and the gate of their projections.
 
-The layout is what transformers says about it (`is_transposed`, `is_concatenated`, `has_gate`, `has_bias`); the gate is
-the one that gives what the module's own function gives.
+transformers declares the layout (`is_transposed`, `is_concatenated`, `has_gate`, `has_bias`); the gate is the candidate
+whose output equals that of the module's own function.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _FUNCTIONS: dict[Activation, Any] = {
 
 
 def has_experts(module: nn.Module) -> bool:
-    """Whether `module` holds the weights of a mixture's experts in tensors of three dimensions."""
+    """Return True if `module` holds the weights of a mixture's experts in tensors of three dimensions."""
     down = getattr(module, "down_proj", None)
     return isinstance(down, nn.Parameter) and down.dim() == 3
 
 
 def expert_weights(module: nn.Module) -> ExpertWeights | str:
-    """The weights of such a module; or why no kernel here takes them."""
+    """Return the weights of a module of experts, or the reason why no kernel here supports them."""
     if getattr(module, "has_post_expert_norm", False):
         return "each expert's output is normed"
     if getattr(module, "_is_expert_parallel", False):
@@ -67,7 +67,7 @@ def expert_weights(module: nn.Module) -> ExpertWeights | str:
 
 
 def apply_gate(gate: Gate, both: torch.Tensor) -> torch.Tensor:
-    """What becomes of gate and up projections [..., 2 n] (n without a gate), by definition. -> [..., n]"""
+    """Compute the gated output of gate and up projections [..., 2 n] (n without a gate), by definition. -> [..., n]"""
     function = _FUNCTIONS[gate.activation]
     if not gate.gated:
         out: torch.Tensor = function(both)
@@ -80,14 +80,14 @@ def apply_gate(gate: Gate, both: torch.Tensor) -> torch.Tensor:
 
 
 def _gate_of(module: nn.Module, weight: torch.Tensor, *, gated: bool) -> Gate | None:
-    """The gate that gives what the module's own gives on random numbers; None if none does."""
+    """Return the gate whose output equals the module's own on random numbers; None if no gate does."""
     own = getattr(module, "_apply_gate", None) if gated else getattr(module, "act_fn", None)
     if own is None:
         own = _plain_gate(module)
     both = _SCALE * torch.randn(4, min(weight.shape[1], 256), device=weight.device)
     try:
         expected = own(both)
-    except Exception:  # it takes something else
+    except Exception:  # its arguments differ
         return None
     return next((gate for gate in _candidates(module, gated) if allclose(expected, apply_gate(gate, both), 1e-5)), None)
 

@@ -1,4 +1,4 @@
-"""Recognise a mixture's router: the rule that gives the experts and weights which the model's own code chose."""
+"""Recognise a mixture's router: the rule that yields the experts and weights which the model's own code chose."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import nn
 from graftlm.kernels.gpu.mixture.expert_router import MAX_EXPERTS, Router
 
 _AGREEING = 0.75
-"""Share of tokens that must agree: two experts all but as good may change places where numbers are rounded."""
+"""Share of tokens that must agree: rounding may exchange two experts of nearly equal scores."""
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 @dataclass(frozen=True)
 class Routing:
-    """What a mixture chose for some tokens.
+    """The experts and weights that a mixture chose for some tokens.
 
     x        [num_tokens, hidden_size]
-    experts  [num_tokens, top_k], weights likewise
+    experts  [num_tokens, top_k]; weights [num_tokens, top_k]
     """
 
     x: torch.Tensor
@@ -31,7 +31,7 @@ class Routing:
     weights: torch.Tensor
 
     def agrees(self, experts: torch.Tensor, weights: torch.Tensor) -> bool:
-        """Whether the same was chosen with the same weights, in whatever order, for nearly all tokens."""
+        """Return True if experts and weights are equal for nearly all tokens, in any order of a token's experts."""
         if experts.shape != self.experts.shape:
             return False
         mine, other = self.experts.long().sort(-1), experts.long().sort(-1)
@@ -41,9 +41,9 @@ class Routing:
 
 
 def router_of(block: nn.Module, experts: nn.Module, routing: Routing, num_experts: int) -> Router | None:
-    """The rule by which `block` routed; None if it is none of those known.
+    """Return the rule by which `block` routed; None if no supported rule reproduces it.
 
-    The rules are those of transformers' families, each of them tried on what was recorded.
+    The candidates are the rules of transformers' families, each tested on the recorded routing.
     """
     if num_experts > MAX_EXPERTS:
         return None
@@ -66,7 +66,7 @@ def router_of(block: nn.Module, experts: nn.Module, routing: Routing, num_expert
 
 
 def chosen(router: Router, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `router` chooses for x [num_tokens, hidden_size], by definition. -> experts, weights [num_tokens, top_k]"""
+    """Route x [num_tokens, hidden_size] by the definition of `router`. -> experts, weights [num_tokens, top_k]"""
     logits = nn.functional.linear(x.float(), router.weight.float())
     logits = (logits if router.bias is None else logits + router.bias.float()).to(router.logits_dtype).float()
     score = logits
@@ -88,14 +88,14 @@ def chosen(router: Router, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _vectors(module: nn.Module, num_experts: int) -> Iterator[torch.Tensor]:
-    """What a module may add to the scores for the choice."""
+    """Yield the vectors that a module may add to the scores for the choice."""
     for name, tensor in itertools.chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
         if tensor.numel() == num_experts and "bias" in name:
             yield tensor.detach().view(-1)
 
 
 def _groups(modules: list[nn.Module]) -> list[tuple[int, int]]:
-    """Numbers of groups of experts, and of those that may be chosen from; the fewest first."""
+    """Return pairs: number of groups of experts, number of eligible groups; the fewest first."""
     found = {(1, 1)}
     for module in modules:
         holder: Any
@@ -131,7 +131,7 @@ def _rules(
 
 
 def _scaled(rule: Router, routing: Routing, modules: list[nn.Module]) -> Router | None:
-    """`rule` with the factor that the recorded weights have; None if it chooses otherwise."""
+    """Return `rule` with the factor of the recorded weights; None if its choice differs."""
     experts, weights = chosen(rule, routing.x)
     ratio = float((routing.weights.float().sum(-1) / weights.sum(-1)).median())
     holders = [holder for module in modules for holder in (module, getattr(module, "config", None))]

@@ -1,12 +1,12 @@
-"""Whole decoder layers as few kernels: the residual stream is added to where the products end, rope stores KV.
+"""Whole decoder layers as few kernels: matmuls add to the residual stream in their epilogues, rope stores KV.
 
 A layer of the common shape (norm, attention, norm, MLP, each half added to its input) is run as
 
     qkv = norm(x) @ Wqkv;  rotate and store;  attend;  x += o @ Wo;  x += (silu and product)(norm(x) @ Wgu) @ Wd
 
-with x overwritten in place. In steps of few tokens gates are inside the products, and sums are left to the norm behind
-them, that of the next layer too. All this is used in steps of the paged lane only, and only if the layer gave the same
-on random input; a layer of another shape keeps what it has.
+with x overwritten in place. In steps of few tokens gates are fused into the matmuls, and the next norm, that of the
+next layer included, computes the sums. Only steps of the paged lane use a fused layer, and only if its output equals
+the layer's own on random input; a layer of another shape keeps its own forward.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _PROBED = 5
 """Tokens of the random inputs."""
 
 _ROUTED_TRIES = 4
-"""Random inputs of a layer that routes its tokens: in half precision some may be routed otherwise."""
+"""Random inputs of a layer that routes its tokens: in half precision rounding may change the experts of a few."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a layer's attention, and how it was called when it was probed.
+    """The heads of a layer's attention, and the arguments of its call in the probe.
 
-    whole_norms  whether queries are normed over all heads together, and keys too
+    whole_norms  whether queries are normed over all heads together, and keys likewise
     """
 
     num_heads: int
@@ -65,7 +65,7 @@ class Heads:
     def packed(
         self, x: torch.Tensor, product: LinearPlan, cos: torch.Tensor, sin: torch.Tensor, parts: Parts
     ) -> PackedQKV:
-        """What the attention is called with, of x [num_tokens, hidden_size] and the product for all heads."""
+        """Return the arguments of the attention for x [num_tokens, hidden_size] and the packed projection."""
         q_norm, k_norm = parts.q_norm, parts.k_norm
         qkv = product.matmul(x) if self.whole_norms else product.product(x)
         if self.whole_norms and q_norm is not None and k_norm is not None:
@@ -81,7 +81,7 @@ class Heads:
 
 
 class PrenormedResidual:
-    """The residual stream as the next layer normalises it, computed by the kernel that sums it."""
+    """The residual stream after the next layer's norm, computed by the kernel that sums it."""
 
     def __init__(self) -> None:
         self._hidden: torch.Tensor | None = None
@@ -93,7 +93,7 @@ class PrenormedResidual:
         return hidden
 
     def take(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """The norm of `hidden`; None if another tensor was kept."""
+        """Return the norm of `hidden`; None if another tensor is kept."""
         normed = self._normed if self._hidden is hidden else None
         self._hidden = self._normed = None
         return normed
@@ -114,10 +114,10 @@ class Projections:
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """Takes the place of a layer's forward.
+    """The replacement of a layer's forward.
 
-    following  the norm that comes after the layer, in the next one
-    prenormed  one for all layers
+    following  the norm after the layer: the first of the next layer
+    prenormed  shared by all layers
     """
 
     parts: Parts
@@ -130,12 +130,12 @@ class FusedLayer:
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Which kernels its linear layers use beside torch's."""
+        """Return the kernels of the linear layers, torch's excepted."""
         return self.linears.qkv.kinds, self.linears.out.kinds, *self.mlp.kernels
 
     @property
     def plans(self) -> tuple[LinearPlan, ...]:
-        """The linear layers, without those of experts."""
+        """Return the linear layers, experts excluded."""
         return self.linears.qkv, self.linears.out, *self.mlp.plans
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -161,8 +161,8 @@ class FusedLayer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the layer on x [num_tokens, hidden_size], overwriting it.
 
-        normed  x after the layer's first norm, where that is known
-        -> x, of which only `wanted` means anything, and perhaps x after the norm that follows
+        normed  x after the layer's first norm, if it is computed already
+        -> x, valid for `wanted` only, and x after the following norm or None
         """
         parts, heads = self.parts, self.heads
         if normed is None:
@@ -182,16 +182,16 @@ class FusedLayer:
     def _finish(
         self, x: torch.Tensor, attended: torch.Tensor, normed: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What comes after the attention, for x [n, hidden_size], overwritten, and attended [n, heads * dim].
+        """Run the layer after its attention on x [n, hidden_size], overwritten, and attended [n, heads * dim].
 
         normed  the attention's input
-        -> x, and perhaps x after the norm that follows
+        -> x, and x after the following norm or None
         """
         parts, linears = self.parts, self.linears
         summed = linears.out.add_norm(attended, x, parts.before_mlp, parts.add_attention)
         if not parts.parallel:
             normed = summed if summed is not None else norm_rows(x, parts.before_mlp) if parts.before_mlp else x
-        # behind the last layer, a norm that nobody asks for is as quick as a sum alone
+        # after the last layer, a norm whose result is unused takes no longer than the sum alone
         following = self.mlp.add_norm(normed, x, self.following or parts.before_attention, parts.add_mlp)
         return x, following if self.following is not None else None
 
@@ -205,7 +205,7 @@ def fuse_layers(
     max_rows: int | None = None,
     linear: Linear | None = None,
 ) -> None:
-    """Replace the forward of every layer that has a fused equal; note of others why they have none.
+    """Replace the forward of every layer that has a fused equivalent; note the reason for all other layers.
 
     max_rows  the largest number of rows for kernels of few rows; None takes the measured rule
     linear    multiplies all rows in one order of sums (strict mode)
@@ -240,12 +240,12 @@ def _fused(
     make: Callable[[Parts, Heads, Callable[..., Any], Projections, LayerMlp], FusedLayer],
     choose: Callable[..., LinearPlan],
 ) -> FusedLayer | str:
-    """The fused equal of `layer`, as `make` makes it; why there is none."""
+    """Return the fused equivalent of `layer` by `make`, or the reason why there is none."""
 
     def probe() -> LayerProbe | str:
         try:
             found = LayerProbe.of(layer, rotary, parts.qkv.weight.dense(slice(0, 1))[0], _PROBED, switch)
-        except Exception as error:  # it takes or gives something else: it keeps its own forward
+        except Exception as error:  # its arguments or outputs differ: it keeps its own forward
             return f"{type(layer).__name__} is called otherwise: {type(error).__name__}"
         return found if found is not None else f"{type(layer).__name__} does not attend once"
 
@@ -267,7 +267,7 @@ def _fused(
                 same = partial(_same, fused=fused, agree=agree, routes=routes)
                 if isinstance(found, LayerProbe) and same(found) and same(found.first(1)):
                     return fused
-        except Exception:  # a kernel refuses these shapes, or the MLP gives something else
+        except Exception:  # a kernel refuses these shapes, or the MLP returns another type
             continue
     return f"{type(layer).__name__} computes something else between its modules"
 
@@ -280,7 +280,7 @@ def _forms(parts: Parts) -> Iterator[tuple[Parts, MakeMlp]]:
 
 
 def _heads(call: AttentionCall, parts: Parts) -> Heads | str:
-    """How a layer of these parts calls its attention; why that has another shape."""
+    """Return the heads of a layer's attention call, or the reason why the call has another shape."""
     num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[-1]
     same_dims = call.k.shape[-1] == call.v.shape[-1] == dim
     norms = [n for n in (parts.q_norm, parts.k_norm) if n is not None]
@@ -295,7 +295,7 @@ def _heads(call: AttentionCall, parts: Parts) -> Heads | str:
 
 
 def _rotated(probe: LayerProbe, parts: Parts, heads: Heads, agree: AllClose) -> Heads | str:
-    """`heads` with the rotation that gives the probe's queries and keys; why there is none."""
+    """Return `heads` with the rotation that yields the probe's queries and keys, or the reason why there is none."""
     normed = probe.hidden[0] if parts.before_attention is None else parts.before_attention(probe.hidden[0])
     for rotation in ROTATIONS:
         candidate = replace(heads, rotation=rotation)
@@ -314,13 +314,13 @@ def _rotated(probe: LayerProbe, parts: Parts, heads: Heads, agree: AllClose) -> 
 
 
 def _mostly(agree: AllClose, expected: torch.Tensor, found: torch.Tensor) -> bool:
-    """Whether half of the tokens agree, or more: the others were perhaps given to other experts."""
+    """Return True if at least half of the tokens agree: rounding may have routed the remaining ones differently."""
     agreeing = [agree(a, b) for a, b in zip(expected, found, strict=True)]
     return 2 * sum(agreeing) >= len(agreeing)
 
 
 def _same(probe: LayerProbe, fused: FusedLayer, agree: AllClose, *, routes: bool = False) -> bool:
-    """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part.
+    """Return True if the fused layer reproduces the probe: queries, keys, values and output, whole and in part.
 
     routes  whether the layer routes its tokens to experts
     """

@@ -1,8 +1,8 @@
-"""Fusions for GPUs: parallel projections as one product, norm, activation and rotary embedding as one kernel each,
+"""Fusions for GPUs: parallel projections as one matmul, norm, activation and rotary embedding as one kernel each,
 and whole layers on top of these (gpu_layers.py).
 
-Each replacement is run beside its original on random input and dropped if they differ, so a model with other
-arithmetic under the same names keeps its own. Linear layers are the modules whose weight has a format
+Each replacement is compared with its original on random input and dropped if they differ, so a model with other
+arithmetic under the same names keeps its own modules. Linear layers are the modules whose weight has a format
 (kernels/weight.py); all other modules keep their forward.
 """
 
@@ -33,16 +33,16 @@ from graftlm.kernels.norm import Norm
 from graftlm.kernels.weight import PlainWeight, Weight, held_as, hold_as, put_weight, weight_of
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
-"""Relative error between old and new on random input; half precision rounds once more or less."""
+"""Relative error between a module and its replacement on random input; half precision rounds once more or less."""
 
 
 def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = False, dry: bool = False) -> Fusions:
-    """Replace modules of `model` by faster equals on a GPU. One layer's weights are held twice while they are packed.
+    """Replace modules of `model` by faster equivalents on a GPU; packing holds one layer's weights in memory twice.
 
     max_rows  the largest number of rows for kernels of few rows; None takes the measured rule.
-    strict    all linear layers give each row to the last bit the result that it would have alone.
-    dry       take every replacement for an equal one, to see the kernels that are launched; `model` is then void. Parts
-              that it shares with other models of its kind stay as they are.
+    strict    the result of a linear layer for a row does not depend on the batch, to the bit.
+    dry       accept every replacement without comparison, to launch its kernels; `model` is unusable afterwards. Parts
+              that it shares with other models of its kind stay unchanged.
     """
     fusions = Fusions()
     for module in model.modules():
@@ -67,7 +67,7 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
 
 @dataclass(frozen=True)
 class _Work:
-    """What was replaced and recognised so far; what computes products; and whether two outputs count as equal."""
+    """The state of a fusion: replaced and recognised modules, the linear function, and the test of equality."""
 
     fusions: Fusions
     found: Recognised
@@ -84,7 +84,7 @@ def _fix_linears(model: nn.Module, linear: Linear, fusions: Fusions) -> None:
 
 
 def _through(module: nn.Module, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    weight = weight_of(module)  # looked up here: a weight that is kept would not be freed when it is packed
+    weight = weight_of(module)  # read at each call: a reference kept here would keep the unpacked weight alive
     assert weight is not None
     return linear(x, weight.dense(), _bias_of(module))
 
@@ -97,8 +97,8 @@ def _bias_of(module: nn.Module) -> torch.Tensor | None:
 class PackedProjections(nn.Module):
     """Several linear layers of one input as one matmul.
 
-    The outputs of the later layers are held, for each thread, until the last of them was taken by `part`: with 8,192
-    tokens they are hundreds of megabytes a layer.
+    The outputs of the later layers are held, for each thread, until `part` has returned the last: with 8,192 tokens
+    they are hundreds of megabytes a layer.
     """
 
     def __init__(self, linears: Sequence[nn.Module], linear: Linear | None = None) -> None:
@@ -130,7 +130,7 @@ class PackedProjections(nn.Module):
         return outputs[0]
 
     def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """The output of layer `index`; computed if `x` is not the input of this thread's last forward."""
+        """Return the output of layer `index`; compute it if `x` is not the input of this thread's last forward."""
         source, outputs = self.held.get(threading.get_ident(), (None, ()))
         if source is not x:
             return self.outputs(x)[index]
@@ -139,7 +139,7 @@ class PackedProjections(nn.Module):
         return outputs[index]
 
     def unpack(self, linears: Sequence[nn.Module]) -> None:
-        """Give the layers their weights back, in the memory of the packed one."""
+        """Restore the layers' weights, as views of the packed one."""
         weights = self.product.weight.split(self.sizes)
         biases = self.bias.split(self.sizes) if self.bias is not None else [None] * len(linears)
         for linear, weight, bias in zip(linears, weights, biases, strict=True):
@@ -247,7 +247,7 @@ def _fuse_norm(module: nn.Module, work: _Work) -> bool:
 
 
 def _fuse_head(model: nn.Module, work: _Work) -> None:
-    """Read the weights of the logits at the speed of memory, for few rows; in 12 bits if layers are read so too."""
+    """Replace the head's matmul for few rows by one at memory speed; in 12 bits if the layers' weights are."""
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     weight = weight_of(head)
     if weight is None or not max_rows_of(weight):
@@ -269,7 +269,7 @@ def _fuse_head(model: nn.Module, work: _Work) -> None:
 
 
 def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:
-    """Replace the rotary embedding of the model's file; tensors on other devices still go through its own."""
+    """Replace the rotary embedding of the model's file; tensors on other devices still use the file's own."""
     sources = {type(m).__module__ for m in model.modules() if type(m).__name__.endswith("Attention")}
     device = next(model.parameters()).device
     for name in sources:
@@ -281,7 +281,7 @@ def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:
 
 
 def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], model: nn.Module) -> bool:
-    """Whether they turn random heads alike, as many and as large as the model's own if it says what these are."""
+    """Return True if both rotate random heads equally, as many and as large as the configuration says."""
     config: Any = getattr(model, "config", None)
     like = next(model.parameters())
     try:
@@ -292,7 +292,7 @@ def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], mode
         angle = torch.randn(1, 3, half, device=like.device)
         cos, sin = (torch.cat([f(angle)] * 2, -1).to(like.dtype) for f in (torch.cos, torch.sin))
         old, new = original(q, k, cos, sin), fused(q, k, cos, sin)
-    except Exception:  # a signature or a kind of rotation of its own, or heads of several sizes: it keeps it
+    except Exception:  # another signature or kind of rotation, or heads of several sizes: the original stays
         return False
     return all(_agree(a, b) for a, b in zip(old, new, strict=True))
 
@@ -302,7 +302,7 @@ def _replace_forward(
 ) -> bool:
     try:
         agree = work.agree(module(probe), forward(probe))
-    except Exception:  # it takes other arguments, or the kernel refuses this shape: it stays as it is
+    except Exception:  # its arguments differ, or the kernel refuses this shape: the original stays
         return False
     if agree:
         module.forward = forward
@@ -319,7 +319,7 @@ def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 
 def _same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:
-    """All that can be said of results that were not computed."""
+    """Return True if shapes are equal: the only test of results that were not computed."""
     return old.shape == new.shape
 
 

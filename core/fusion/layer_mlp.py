@@ -1,4 +1,4 @@
-"""The MLP of a fused decoder layer: what lies between the norm behind the attention and the layer's last sum."""
+"""The MLP of a fused decoder layer: from the norm after the attention to the layer's last sum."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class LayerMlp(Protocol):
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """The kernels of each product, beside torch's."""
+        """Return the kernels of each matmul, torch's excepted."""
         ...
 
     @property
     def plans(self) -> tuple[LinearPlan, ...]:
-        """The linear layers, without those of experts."""
+        """Return the linear layers, experts excluded."""
         ...
 
     def add_norm(
@@ -33,7 +33,7 @@ class LayerMlp(Protocol):
     ) -> torch.Tensor | None:
         """Add mlp(normed [num_rows, n]) to the residual [num_rows, n], in place, as `addition` says.
 
-        -> the residual after `norm`, where the sum was left to the norm; else None
+        -> the residual after `norm`, if the norm computes the sum; else None
         """
         ...
 
@@ -78,7 +78,7 @@ class ModuleMlp:
 
 
 Choose = Callable[..., LinearPlan]
-"""weight, role, bias -> the kernels of a linear layer."""
+"""Chooses the kernels of a linear layer: weight, role, bias -> LinearPlan."""
 
 
 MakeMlp = Callable[[Choose], LayerMlp]
@@ -86,7 +86,7 @@ MakeMlp = Callable[[Choose], LayerMlp]
 
 
 def layer_mlps(parts: Parts) -> list[MakeMlp]:
-    """Return the makers of the forms that the MLP of a layer may take, the fastest first."""
+    """Return the constructors of a layer's possible MLPs, the fastest first."""
     forms: list[MakeMlp] = [lambda choose: ModuleMlp(parts.mlp)]
     gate_up, down = parts.gate_up, parts.down
     if gate_up is not None and down is not None:

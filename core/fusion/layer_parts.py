@@ -1,7 +1,7 @@
 """Recognise decoder layers: attention and MLP, normed before or after or both, added to the residual stream.
 
-Layers are recognised by the names that transformers gives their modules. CPUs and GPUs share this and differ in what
-they take from the modules: packed weights or plain ones.
+Layers are recognised by the names that transformers gives their modules, for CPUs (packed weights) and GPUs (plain
+weights) alike.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def allclose(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> bool:
-    """Whether `found` has the shape of `expected` and a relative error, in the Euclidean norm, below `tolerance`."""
+    """Return True if `found` has the shape of `expected` and a relative error (Euclidean norm) below `tolerance`."""
     if expected.shape != found.shape:
         return False
     return float((found.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30)) < tolerance
 
 
 def activation_of(function: object) -> Activation | None:
-    """The activation that `function` computes, judged by what it gives; None if it is none that kernels have."""
+    """Return the activation that `function` computes, judged by its output; None if kernels do not support it."""
     if not callable(function):
         return None
     x = torch.linspace(-4.0, 4.0, 81)
@@ -37,14 +37,14 @@ def activation_of(function: object) -> Activation | None:
     try:
         with torch.no_grad():
             found = function(x)
-    except Exception:  # it takes something else
+    except Exception:  # its arguments differ
         return None
     kinds: tuple[Activation, ...] = ("silu", "gelu_tanh")
     return next((kind for kind in kinds if allclose(gate_by_torch(both, kind), found, 1e-5)), None)
 
 
 def decoder_stacks(model: nn.Module) -> Iterator[tuple[nn.ModuleList, nn.Module]]:
-    """The stacks of decoder layers in `model`, each with the rotary embedding that is computed for its layers."""
+    """Yield the stacks of decoder layers in `model`, each with the rotary embedding that is computed for its layers."""
     for owner in list(model.modules()):
         layers, rotary = getattr(owner, "layers", None), getattr(owner, "rotary_emb", None)
         if isinstance(layers, nn.ModuleList) and isinstance(rotary, nn.Module):
@@ -52,7 +52,7 @@ def decoder_stacks(model: nn.Module) -> Iterator[tuple[nn.ModuleList, nn.Module]
 
 
 class NormNames(NamedTuple):
-    """The names of a layer's norms; None for one that it has not."""
+    """The names of a layer's norms; None for a norm that the layer lacks."""
 
     before_attention: str | None
     after_attention: str | None
@@ -69,20 +69,20 @@ NORM_NAMES = (
     NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),  # OLMo 2, EXAONE 4
     NormNames("input_layernorm", None, None, None),  # Phi, Cohere: attention and MLP have the same input
 )
-"""The first whose names a layer has are its norms."""
+"""Names of norms by family; the first entry whose names a layer has applies."""
 
 _FACTORS = ("residual_multiplier",)
-"""Names of an attribute by which a layer multiplies what it adds to the residual stream."""
+"""Names of attributes that multiply the outputs which a layer adds to the residual stream."""
 
 
 @dataclass(frozen=True)
 class LayerModules:
     """The modules of a decoder layer, by their usual names.
 
-    parallel  whether the MLP has the attention's input
-    factor    multiplies what attention and MLP add to the residual stream
+    parallel  whether MLP and attention have one input
+    factor    multiplies the outputs that attention and MLP add to the residual stream
     qkv       q_proj, k_proj and v_proj, or one qkv_proj
-    gate_up   gate_proj and up_proj, or one gate_up_proj; empty if the MLP is none of activation(gate) * up
+    gate_up   gate_proj and up_proj, or one gate_up_proj; empty if the MLP does not compute activation(gate) * up
     down      None with an empty gate_up
     """
 
@@ -104,7 +104,7 @@ class LayerModules:
 
     @classmethod
     def of(cls, layer: nn.Module) -> LayerModules | str:
-        """Why `layer` is none of this shape if it has no self-attention, MLP and norms under the usual names."""
+        """Return the modules, or the reason why `layer` lacks self-attention, MLP or norms under the usual names."""
         attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp") or _child(layer, "block_sparse_moe")
         if attention is None or mlp is None:
             return "no self_attn and mlp"
@@ -149,7 +149,7 @@ def _child(module: nn.Module | None, name: str) -> nn.Module | None:
 
 
 def _children(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...]:
-    """The children of these names; empty if one is missing."""
+    """Return the children called `names`; empty if one is missing."""
     found = [child for name in names if (child := _child(module, name)) is not None]
     return tuple(found) if len(found) == len(names) else ()
 
@@ -163,22 +163,22 @@ class Product:
 
     @classmethod
     def of(cls, modules: tuple[nn.Module, ...]) -> Product | None:
-        """Return the product of one linear layer; None for a module of another kind, and for several modules."""
+        """Return the linear layer of one module; None for a module of another kind, and for several modules."""
         weight = weight_of(modules[0]) if len(modules) == 1 else None
         return cls(weight, getattr(modules[0], "bias", None)) if weight is not None else None
 
     @property
     def fallback(self) -> Product | None:
-        """The product with the weight's fallback, if it has one."""
+        """Return the linear layer with its weight's fallback, if it has one."""
         weight = self.weight.fallback
         return replace(self, weight=weight) if weight is not None else None
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a fused GPU layer computes with. Without `gate_up` and `mixture` its MLP is called as it is.
+    """The operands of a fused GPU layer. Without `gate_up` and `mixture` it calls the model's own MLP.
 
-    add_attention  how the attention's output is added to the residual stream; None adds it as it is. add_mlp likewise
+    add_attention  how the attention's output is added to the residual stream; None adds it unchanged. add_mlp likewise
     """
 
     attention: nn.Module
@@ -199,7 +199,7 @@ class Parts:
 
     @property
     def fallback(self) -> Parts | None:
-        """The parts with the fallbacks of their weights; None if no weight has one."""
+        """Return the parts with the fallbacks of their weights; None if no weight has one."""
         products = self.qkv, self.out, self.gate_up, self.down
         if all(product is None or product.fallback is None for product in products):
             return None
@@ -210,14 +210,14 @@ class Parts:
 
 @dataclass(frozen=True)
 class Recognised:
-    """The modules that were fused before: norms whose arithmetic was checked, projections packed into one, mixtures."""
+    """The modules that are already fused: norms whose arithmetic was checked, packed projections, mixtures."""
 
     norms: dict[nn.Module, Norm]
     products: dict[nn.Module, Product]
     mixtures: dict[nn.Module, Mixture] = field(default_factory=dict)
 
     def parts(self, layer: nn.Module) -> Parts | str:
-        """The parts of `layer`; why there are none, if it has another shape or its norms were not fused."""
+        """Return the parts of `layer`, or the reason why it has none: another shape, or norms that were not fused."""
         found = LayerModules.of(layer)
         if isinstance(found, str):
             return found

@@ -1,4 +1,4 @@
-"""A decoder layer's output for random input, which a fused layer has to reproduce."""
+"""A decoder layer's output for random input: the reference of its fused layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST_POSITION = 7
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """A random input of a layer, how the layer called its attention, and its output.
+    """A random input of a layer, the layer's call of its attention, and its output.
 
     hidden    [1, num_tokens, hidden_size]
     cos, sin  [1, num_tokens, rotary_dim]
@@ -34,7 +34,7 @@ class LayerProbe:
     def of(
         cls, layer: nn.Module, rotary: nn.Module, like: torch.Tensor, num_tokens: int, switch: AttentionSwitch
     ) -> LayerProbe | None:
-        """None if the layer does not attend exactly once. Raises what the layer raises.
+        """Run the layer on random input; None if it does not attend exactly once. The layer's exceptions propagate.
 
         like  [hidden_size]: its dtype and device are those of the input
         """
@@ -42,22 +42,22 @@ class LayerProbe:
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
         cos, sin = rotary(hidden, positions, **_kind_of(layer, rotary))
         _, out = _run(layer, hidden, cos, sin, switch)
-        # Scale the residual stream to the size of what is added to it. A larger one would hide an error of the sum; a
-        # smaller one would make its own rounding look like one.
+        # Scale the residual stream to the size of the addends. A larger one would hide an error of the sum; the
+        # rounding of a smaller one would count as an error.
         share = float((out - hidden).float().norm() / hidden.float().norm())
         hidden = hidden * min(max(share, 1e-2), 1.0)
         calls, out = _run(layer, hidden, cos, sin, switch)
         return cls(hidden, cos, sin, out, calls[0]) if len(calls) == 1 else None
 
     def first(self, num_tokens: int) -> LayerProbe:
-        """The probe of the first tokens alone: attention is causal, so they do not see the others."""
+        """Return the probe of the first tokens alone: attention is causal, so no later token affects them."""
         q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
         hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
         return LayerProbe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v))
 
 
 def _kind_of(layer: nn.Module, rotary: nn.Module) -> dict[str, str]:
-    """Which of its rotations a rotary embedding is to give for this layer, where it has several."""
+    """Return the arguments that select this layer's rotation where a rotary embedding has several."""
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return {}
     kinds = (getattr(m, name, None) for m in layer.modules() for name in ("layer_type", "attention_type"))
@@ -65,9 +65,9 @@ def _kind_of(layer: nn.Module, rotary: nn.Module) -> dict[str, str]:
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of a probe: q [1, num_heads, num_tokens, head_dim], k and v of num_kv_heads.
+    """Compute causal attention of a probe: q [1, num_heads, num_tokens, head_dim], k and v of num_kv_heads.
 
-    -> [num_tokens, num_heads, head_dim]. Without window, softcap and sinks: those belong to the kernel.
+    -> [num_tokens, num_heads, head_dim]. Without window, softcap and sinks, which the kernel applies.
     """
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)

@@ -1,6 +1,6 @@
-"""Packed linear layers on CPUs in place of a model's own, each compared with what it replaces, all reversible.
+"""Packed linear layers on CPUs in place of a model's own, each compared with its original, all reversible.
 
-cpu_layers.py fuses whole layers on top of them; gpu_modules.py is for GPUs.
+cpu_layers.py fuses whole layers on top of these; gpu_modules.py is for GPUs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces, outputs_of_pi
 from graftlm.kernels.cpu.mapped_files import MappedFiles
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Relative error between an old module and its replacement on random input."""
+"""Relative error between a module and its replacement on random input."""
 
 
 @dataclass
 class Fusions:
-    """What was replaced in a model. `undo` puts everything back.
+    """The replacements in a model. `undo` restores the original modules.
 
     num_fused    decoder layers that run as a few kernels
     num_compact  linear layers that read their weight in 12 bits in steps of few tokens
-    reasons      why something runs by its own code: by the name of a class, or of what is done
-    unfused      why decoder layers keep their own forward: on a GPU for each, on a CPU with the numbers of the layers
+    reasons      reasons for code that was not replaced, by the name of its class or operation
+    unfused      reasons why decoder layers keep their own forward: on a GPU by layer, on a CPU with the layers' indices
     """
 
     num_packed: int = 0
@@ -42,16 +42,16 @@ class Fusions:
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put the model's own modules and weights back, last replaced first."""
+        """Restore the model's own modules and weights, last replaced first."""
         while self._undo:
             self._undo.pop()()
 
 
 def fuse(model: nn.Module, *, unchanged: bool = False) -> Fusions:
-    """Replace the linear layers of `model` by packed ones, where these are on a CPU and give the same.
+    """Replace the linear layers of `model` on a CPU by packed ones with equal outputs.
 
-    One weight at a time is in memory twice, of the head only a piece where it is `unchanged`.
-    unchanged  whether nobody else has the weights, and they are as they were read from files
+    One weight at a time is in memory twice; if `unchanged`, only a piece of the head.
+    unchanged  whether no other code holds the weights, and their values are those of the files
     """
     fusions = Fusions()
     with torch.inference_mode(False), torch.no_grad():
@@ -87,10 +87,10 @@ def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None)
 
 
 def _pack(linear: nn.Module, *, in_place: bool) -> PackedLinear | None:
-    """`linear` with a packed weight; None if oneDNN refuses it or its output differs."""
+    """Return `linear` with a packed weight; None if oneDNN refuses it or its output differs."""
     dtype = linear.get_parameter("weight").dtype
     if in_place and dtype is not torch.float32:
-        return None  # oneDNN gains nothing there without its own layout
+        return None  # oneDNN gains nothing without its own layout
     try:
         packed = PackedLinear(linear, in_place=in_place)
         probe = torch.randn(3, packed.in_features).to(dtype)
@@ -105,7 +105,7 @@ def _restorer(parent: nn.Module, name: str, packed: PackedLinear | PackedPieces)
 
 
 def _shared_storages(model: nn.Module) -> set[int]:
-    """Addresses of weights that more than one module uses."""
+    """Return the addresses of weights that several modules share."""
     seen: dict[int, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):

@@ -1,8 +1,8 @@
-"""Mixtures of experts on GPUs: grouped products in place of a model's own experts, and its router in two kernels.
+"""Mixtures of experts on GPUs: grouped matmuls in place of a model's own experts, and its router in two kernels.
 
-A block is run once as it came, and what it handed to its experts is noted. From that follow its router, the experts,
-and what is added beside them (shared experts). Experts whose weights are known are replaced in any block; the whole
-block only if all three are known. Each replacement gives what the model's own code gave, or it is left out.
+The original block runs once, and the inputs of its experts are recorded. The record identifies the router, the experts,
+and the shared experts that are added beside them. Experts of a supported layout are replaced in any block; a whole
+block only if router, experts and shared experts are identified. A replacement whose output differs is dropped.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _PROBED = 32
 """Tokens of the random input."""
 
 MAX_PARTS_BYTES = 1 << 28
-"""The size limit of the outputs of all experts for a step's tokens. A longer step runs in pieces."""
+"""Bytes: the limit of the outputs of all experts for a step's tokens. A longer step runs in pieces."""
 
 
 @dataclass(frozen=True)
 class FusedExperts:
-    """Takes the place of the forward of a mixture's experts: (tokens, experts, weights) -> the weighted sum."""
+    """The replacement of the forward of a mixture's experts: (tokens, experts, weights) -> the weighted sum."""
 
     plan: ExpertPlan
     scale_input: bool = False
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Which kernels the products use."""
+        """Return the kernels of the matmuls."""
         return (self.plan.kinds,)
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -58,9 +58,9 @@ class FusedExperts:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Takes the place of the forward of a whole mixture, and is the MLP of a fused layer.
+    """The replacement of the forward of a whole mixture, and the MLP of a fused layer.
 
-    shared       what is added to the experts' output for tokens [num_tokens, hidden_size], or None
+    shared       tokens [num_tokens, hidden_size] -> the addend of the experts' output, or None
     scale_input  whether routing weights multiply the experts' inputs, not their outputs (Llama 4)
     """
 
@@ -72,12 +72,12 @@ class Mixture:
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """The kernels of the experts' products."""
+        """Return the kernels of the experts' matmuls."""
         return (self.plan.kinds,)
 
     @property
     def plans(self) -> tuple[LinearPlan, ...]:
-        """None: experts are counted where they are replaced."""
+        """Return no plans: experts are counted where they are replaced."""
         return ()
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -103,14 +103,14 @@ class Mixture:
 
 @dataclass(frozen=True)
 class FusedBlock:
-    """Takes the place of the forward of a block that returns its router's logits too, which no layer looks at."""
+    """The replacement of the forward of a block that also returns its router's logits, which no layer uses."""
 
     mixture: Mixture
     num_others: int
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Which kernels its products use."""
+        """Return the kernels of the block's matmuls."""
         return self.mixture.kernels
 
     def __call__(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -118,7 +118,7 @@ class FusedBlock:
 
 
 def pieces_of(x: torch.Tensor, top_k: int) -> Iterator[slice]:
-    """Tokens of x [num_tokens, n] that run through the experts together."""
+    """Yield the slices of x [num_tokens, n] that run through the experts together."""
     size = max(256, MAX_PARTS_BYTES // (top_k * x.shape[-1] * x.element_size()))
     return (slice(first, first + size) for first in range(0, max(len(x), 1), size))
 
@@ -132,10 +132,10 @@ def fuse_mixtures(
     strict: bool,
     dry: bool,
 ) -> None:
-    """Replace experts and whole mixtures in `model`; to be called while everything in it is as it came.
+    """Replace experts and whole mixtures in `model`, before any other of its modules is replaced.
 
-    mixtures  gets the mixtures that are known whole, by their module
-    dry       take every kernel for right
+    mixtures  receives the mixtures that are replaced as a whole, by their module
+    dry       accept every kernel without comparison
     """
     for block in list(model.modules()):
         inner = next((child for child in block.children() if has_experts(child)), None)
@@ -151,7 +151,7 @@ def fuse_mixtures(
             plan = plan_experts(form, strict=strict)
             try:
                 reason = "" if _agrees(inner, plan, seen, weights.down, agree) else "the kernels' result differs"
-            except Exception as error:  # the card lacks memory, or a kernel does not take this shape
+            except Exception as error:  # the card lacks memory, or a kernel does not support this shape
                 reason = str(error).partition("\n")[0][:200] or type(error).__name__
             if not reason:
                 break
@@ -172,7 +172,7 @@ def fuse_mixtures(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a block did with random tokens: its routing, the experts' output [num_tokens, n], its own output."""
+    """The record of a block's run on random tokens: routing, output of the experts [num_tokens, n] and of the block."""
 
     routing: Routing
     routed: torch.Tensor
@@ -181,7 +181,7 @@ class _Seen:
 
 
 def _seen(block: nn.Module, experts: nn.Module, down: torch.Tensor) -> _Seen | None:
-    """None if the block takes other arguments, or hands other tokens to its experts."""
+    """Record the block's run; None if it takes other arguments, or passes other tokens to its experts."""
     calls: list[tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = []
     own = experts.forward
 
@@ -194,7 +194,7 @@ def _seen(block: nn.Module, experts: nn.Module, down: torch.Tensor) -> _Seen | N
     setattr(experts, "forward", listen)  # noqa: B010
     try:
         out = block(x[None].clone())
-    except Exception:  # it takes something else
+    except Exception:  # its arguments differ
         return None
     finally:
         delattr(experts, "forward")
@@ -210,11 +210,11 @@ def _seen(block: nn.Module, experts: nn.Module, down: torch.Tensor) -> _Seen | N
 
 
 def _seen_whole(block: nn.Module, experts: nn.Module, x: torch.Tensor, routed: torch.Tensor, out: Any) -> _Seen | None:
-    """The result of experts that take all tokens, each multiplied by its routing weight, 0 for those not chosen."""
+    """Return the record of experts that take all tokens, multiplied by routing weights that are 0 where not chosen."""
     for child in block.children():
         try:
             found = child(x) if child is not experts else None
-        except Exception:  # it is no router
+        except Exception:  # not a router
             continue
         for scores in found if isinstance(found, tuple) else ():
             chosen = (scores != 0).sum(-1)
@@ -225,13 +225,13 @@ def _seen_whole(block: nn.Module, experts: nn.Module, x: torch.Tensor, routed: t
 
 
 def _in_order(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts and weights, in whatever order they were given."""
+    """Return (experts, weights) from tensors in either order."""
     first, second = tensors[:2]
     return (second, first) if first.is_floating_point() else (first, second)
 
 
 def _agrees(experts: nn.Module, plan: ExpertPlan, seen: _Seen | None, down: torch.Tensor, agree: AllClose) -> bool:
-    """Whether fused experts give what the module gives, for the routing that was seen or one of its own."""
+    """Return True if fused experts reproduce the module's output, for the recorded routing or a random one."""
     if seen is not None:
         routing, fused = seen.routing, FusedExperts(plan, seen.scale_input)
         return agree(seen.routed, fused(routing.x, routing.experts, routing.weights))
@@ -244,7 +244,7 @@ def _agrees(experts: nn.Module, plan: ExpertPlan, seen: _Seen | None, down: torc
 def _whole(
     block: nn.Module, experts: nn.Module, plan: ExpertPlan, seen: _Seen, *, strict: bool, dry: bool
 ) -> Mixture | None:
-    """The whole block; None if its router, or what it adds to the experts' output, is not known."""
+    """Return the whole block; None if its router or its shared experts are not identified."""
     router = router_of(block, experts, seen.routing, plan.num_experts)
     if router is None:
         return None
@@ -264,13 +264,13 @@ def _whole(
 
 
 def _shared(block: nn.Module, experts: nn.Module, x: torch.Tensor) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """What a block may add beside its experts: another child, with or without a gate of its own."""
+    """Yield candidates for a block's shared experts: another child, with or without a gate of its own."""
     children = [child for child in block.children() if child is not experts]
     gates = [child for child in children if isinstance(child, nn.Linear) and child.out_features == 1]
     for child in children:
         try:
             fits = child not in gates and child(x).shape == x.shape
-        except Exception:  # a router, or something else
+        except Exception:  # a router, or another kind of module
             continue
         if fits:
             yield child

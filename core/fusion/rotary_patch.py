@@ -15,9 +15,9 @@ _lock = threading.Lock()
 
 
 class RotaryPatch:
-    """One patch for all models of a modelling file, for as long as one of them wants it.
+    """One patch for all models of a modelling file, while any of them uses it.
 
-    original  the file's own function, which other devices and other shapes still go through
+    original  the file's own function, which other devices and shapes still use
     rotate    (q, k, cos, sin) -> q, k; heads [num_tokens, num_heads, head_dim], cos and sin [num_tokens, head_dim]
     """
 
@@ -27,20 +27,20 @@ class RotaryPatch:
 
     @classmethod
     def of(cls, source: ModuleType, rotate: Callable[..., Any]) -> RotaryPatch | None:
-        """The patch that `source` has, or one that it may get; None if the file has no such function."""
+        """Return the existing patch of `source`, or a new one; None if the file has no such function."""
         current = getattr(source, NAME, None)
         if current is None:
             return None
         return current if isinstance(current, cls) else cls(source, current, rotate)
 
     def add(self, device_type: str) -> None:
-        """Use it for tensors on such devices, until `remove` was called as often."""
+        """Use the patch for tensors on devices of this type, until `remove` has been called as often."""
         with _lock:
             self._users[device_type] += 1
             setattr(self.source, NAME, self)
 
     def remove(self, device_type: str) -> None:
-        """Give the file its own function back if nobody uses the patch any more."""
+        """Restore the file's own function once no model uses the patch."""
         with _lock:
             self._users -= Counter([device_type])
             if not self._users and getattr(self.source, NAME, None) is self:
@@ -56,7 +56,7 @@ class RotaryPatch:
     def fused(
         self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any, **options: Any
     ) -> Any:
-        """The same on any device. q, k [1, num_heads, num_tokens, head_dim]; other batches go to the original."""
+        """Rotate q, k [1, num_heads, num_tokens, head_dim] on any device; the original rotates other batches."""
         plain = q.shape[0] == cos.shape[0] == 1 and not rest and not options and cos.shape[-1] == q.shape[-1]
         if not plain:
             return self.original(q, k, cos, sin, *rest, **options)

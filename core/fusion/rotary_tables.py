@@ -1,6 +1,6 @@
 """Cosines and sines of all positions by one kernel, in place of the forward of a model's rotary embedding.
 
-Only where frequencies do not depend on the positions, and only if the kernel gives what the module gives.
+Supported where frequencies do not depend on the positions, and used only if the kernel's output equals the module's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.gpu.step_inputs import rotary_table
 
 CONSTANT = frozenset({"default", "linear", "llama3", "yarn"})
-"""Types whose frequencies are the same for all positions."""
+"""Types whose frequencies are constant over all positions."""
 
 _PROBED = (0, 1, 2, 7, 100, 1_000, 4_095, 32_767, 100_003)
 """Positions for which the kernel is compared with the module."""
@@ -26,14 +26,14 @@ _TOLERANCE = 1e-6
 
 
 class Frequencies(NamedTuple):
-    """What a table is made of. values  float32 [rotary_dim / 2]"""
+    """The frequencies of a table. values  float32 [rotary_dim / 2]"""
 
     values: torch.Tensor
     factor: float
 
 
 def fuse_rotary_tables(model: nn.Module, fusions: Fusions, *, dry: bool = False) -> None:
-    """Replace the forward of every rotary embedding that has an equal. dry: of those that may have one."""
+    """Replace the forward of every rotary embedding with an equivalent; if `dry`, without comparison."""
     for module in model.modules():
         found = _frequencies(module)
         if not found:
@@ -46,7 +46,7 @@ def fuse_rotary_tables(model: nn.Module, fusions: Fusions, *, dry: bool = False)
 
 
 def _frequencies(module: nn.Module) -> dict[str | None, Frequencies]:
-    """The frequencies of a rotary embedding by layer type, under None if all layers share them.
+    """Return the frequencies of a rotary embedding by layer type, under None if all layers share them.
 
     Empty for any other module, and where frequencies depend on the positions.
     """
@@ -79,14 +79,14 @@ def _forward(own: Callable[..., Any], found: dict[str | None, Frequencies]) -> C
 
 
 def _same(own: Callable[..., Any], table: Callable[..., Any], kind: str | None, frequencies: Frequencies) -> bool:
-    """Whether both give the same, in float32."""
+    """Return True if both outputs are equal in float32."""
     device = frequencies.values.device
     x = torch.empty(1, len(_PROBED), 1, device=device)
     positions = torch.tensor([_PROBED], device=device)
     options = {} if kind is None else {"layer_type": kind}
     try:
         expected, found = own(x, positions, **options), table(x, positions, **options)
-    except Exception:  # it takes something else, or the kernel refuses it: it keeps its own
+    except Exception:  # its arguments differ, or the kernel refuses the shape: the original stays
         return False
     shapes = all(a.shape == b.shape for a, b in zip(expected, found, strict=True))
     limit = _TOLERANCE * max(frequencies.factor, 1.0)

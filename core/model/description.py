@@ -18,14 +18,14 @@ from graftlm.core.text.tokenizer import Tokenizer
 
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _UNLIMITED = 32_768
-"""Context in tokens of a model that names none, such as a recurrent one."""
+"""Context in tokens of a model without a declared limit, such as a recurrent one."""
 
 
 def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
-    """The folder or Hugging Face id that a model name stands for.
+    """Resolve a model name to a folder or Hugging Face id.
 
-    verify  compare the embedded model's files with their checksums, not only their sizes: for who reads them next.
-    Raises ModelError for a folder that is none, and for a file of the embedded model that is missing or corrupted.
+    verify  compare the embedded model's files with their checksums, not only their sizes; for a load that follows
+    Raises ModelError for a missing folder, and for a file of the embedded model that is missing or corrupted.
     """
     name = os.fspath(model)
     if name == "sprout":
@@ -67,7 +67,7 @@ def load_tokenizer(model: Any, given: Any, config: EngineConfig) -> Tokenizer:
 
 
 def source_of(model: nn.Module) -> str:
-    """Return the folder or id that a loaded model came from; empty if it does not say."""
+    """Return the folder or id of a loaded model's files; empty if its configuration has none."""
     return getattr(getattr(model, "config", None), "_name_or_path", "") or ""
 
 
@@ -80,7 +80,7 @@ def context_length(model: Any, config: EngineConfig) -> int:
 def describe(
     hf_model: Any, tokenizer: Any, source: str, name: str, config: EngineConfig, device: torch.device
 ) -> LoadedModel:
-    """Describe a model that is on its device, but for its attention layers and lane.
+    """Describe a model on its device; its attention layers and lane are set later.
 
     tokenizer  a Hugging Face tokenizer or a Tokenizer; None loads the one of `source`
     """
@@ -99,7 +99,7 @@ def describe(
 
 
 def _tokenizer(given: Any, source: str, config: EngineConfig, model: nn.Module | None = None) -> Tokenizer:
-    """Return the tokenizer, with the end-of-sequence tokens of the model's generation configuration too."""
+    """Return the tokenizer, extended by the end-of-sequence tokens of the model's generation configuration."""
     if isinstance(given, Tokenizer):
         wrapped = given
     elif given is not None:

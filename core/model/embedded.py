@@ -1,4 +1,4 @@
-"""The embedded model, sprout: where its files are, and whether they are whole.
+"""The embedded model, sprout: the location and integrity of its files.
 
 `graftlm/sprout/` is an ordinary Hugging Face folder; `SHA256SUMS` beside the files lists checksum,
 size in bytes and name of each.
@@ -30,12 +30,12 @@ class ListedFile:
 
 
 def sprout_folder() -> Path:
-    """The folder of the embedded model; nothing is read."""
+    """Return the folder of the embedded model without reading it."""
     return Path(graftlm.__file__).parent / "sprout"
 
 
 def listed_files(folder: Path) -> list[ListedFile]:
-    """Read the list of files. Raises ModelError if it is missing or not as written."""
+    """Read the list of files. Raises ModelError if it is missing or malformed."""
     path = folder / SHA256_LIST
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -46,9 +46,9 @@ def listed_files(folder: Path) -> list[ListedFile]:
 
 
 def sprout_path(folder: Path | None = None) -> Path:
-    """The folder of the embedded model, after a look at which files there are and their sizes.
+    """Return the folder of the embedded model, after a check of its files' names and sizes.
 
-    Cheap: no file is opened but the list. Raises ModelError that names a missing or truncated file.
+    Only the list of files is opened. Raises ModelError with the name of a missing or truncated file.
     """
     folder = folder or sprout_folder()
     for listed in listed_files(folder):
@@ -61,7 +61,7 @@ def sprout_path(folder: Path | None = None) -> Path:
 
 
 def verify_sprout(folder: Path | None = None) -> Path:
-    """As `sprout_path`, and compare every checksum: reads all files. Raises ModelError on the first difference."""
+    """Return `sprout_path` after a check of every file's checksum. Raises ModelError on the first difference."""
     folder = sprout_path(folder)
     for listed in listed_files(folder):
         digest = hashlib.sha256((folder / listed.name).read_bytes()).hexdigest()

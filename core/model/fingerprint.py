@@ -12,22 +12,22 @@ from graftlm.core.config import EngineConfig
 
 PIECE_BYTES = 4096
 PIECES_PER_TENSOR = 16
-"""A tensor is read whole if it has at most this many pieces; of a larger one as many are read, at equal distances."""
+"""Pieces of a tensor that are digested: all of a small tensor, of a larger one this many at equal distances."""
 
 PIECES_PER_FILE = 1024
-"""The same of a large file that is not in the safetensors format."""
+"""Pieces of a large file in another format than safetensors that are digested."""
 
 SMALL_FILE_BYTES = 1 << 20
-"""Files up to this size are read whole."""
+"""Bytes: files up to this size are digested whole."""
 
 
 def model_fingerprint(model: Any, config: EngineConfig) -> str:
-    """Equal for equal weights, tokenizer and precision, that of KV included. 16 hexadecimal digits.
+    """Return a digest of weights, tokenizer and precision, that of KV included. 16 hexadecimal digits.
 
-    What it guarantees: other names, shapes, dtypes or offsets of tensors, another small file, or another byte in the
-    sampled pieces give another fingerprint, but for one chance in 2^64. Every tensor is sampled, so a fine-tune that
-    changes tensors as a whole is told apart; a change of a few values within one large tensor may not be. A Hugging
-    Face id stands for its commit, or for itself where its files are not on this machine.
+    Guarantee: other names, shapes, dtypes or offsets of tensors, another small file, or another byte in the sampled
+    pieces yield another fingerprint, but for one chance in 2^64. Every tensor is sampled, so a fine-tune that changes
+    whole tensors has another fingerprint; a change of a few values within one large tensor may not. The digest of a
+    Hugging Face id is that of its commit, or of the id itself if its files are not on this machine.
     """
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{config.dtype} {config.quantization} {config.strict} {config.cache.dtype}".encode())
@@ -70,21 +70,21 @@ def _add_file(digest: hashlib.blake2b, path: Path) -> None:
 
 
 def _add_tensors(digest: hashlib.blake2b, file: BinaryIO, size: int) -> None:
-    """The header of a safetensors file (8 bytes of length, then JSON with each tensor's offsets), and its tensors."""
+    """Add a safetensors file: its header (8 bytes of length, then JSON with each tensor's offsets) and its tensors."""
     length = int.from_bytes(file.read(8), "little")
     header = file.read(min(length, size - 8))
     digest.update(header)
     try:
         tensors = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
         ranges = [(8 + length + int(start), 8 + length + int(stop)) for start, stop in tensors]
-    except (ValueError, KeyError, TypeError, AttributeError):  # whoever loads it says what is wrong with it
+    except (ValueError, KeyError, TypeError, AttributeError):  # loading the file raises a clear error
         ranges = [(0, size)]
     for start, stop in sorted(ranges):
         _add_pieces(digest, file, start, stop, PIECES_PER_TENSOR)
 
 
 def _add_pieces(digest: hashlib.blake2b, file: BinaryIO, start: int, stop: int, count: int) -> None:
-    """The bytes [start, stop), or `count` pieces of them from the first to the last."""
+    """Add the bytes [start, stop), or `count` pieces of them from the first to the last."""
     if stop - start <= count * PIECE_BYTES:
         file.seek(start)
         digest.update(file.read(max(stop - start, 0)))

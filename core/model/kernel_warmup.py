@@ -1,9 +1,8 @@
-"""Kernel warm-up on a GPU: a small copy of the model shows which kernels a start launches; they compile in parallel.
+"""Kernel warm-up on a GPU: a dry run of a small copy of the model finds its kernels, which compile in parallel.
 
 A start compares each replaced module with its original, a ragged batch with the model's own forward, and captures a
-graph for each batch size. That launches a few dozen kernels; compiling each at its first launch would take longer than
-everything else. So a dry run on one layer of each kind comes first, and the kernels that it launches compile side by
-side.
+graph for each batch size. These steps launch a few dozen kernels; compiling each at its first launch would take most of
+the start. A dry run on one layer of each kind comes first, and the kernels that it launches compile in parallel.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
 
 MAX_KINDS = 4
-"""The most layers of the copy, whose packed weights are held beside those of the model."""
+"""The largest number of layers in the copy: their packed weights are held beside the model's."""
 
 Form = frozenset[tuple[object, ...]]
-"""The modules of a model, what their forward is, and which kernels a fused layer takes."""
+"""The modules of a model, their forwards, and the kernels of its fused layers."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The kernels that a dry run launched, which compile meanwhile, and the copy's form; empty if it ended early."""
+    """The kernels that a dry run launched, compiling in the background, and the copy's form; empty if it failed."""
 
     compiling: tuple[Compiling, ...]
     form: Form
@@ -51,7 +50,7 @@ class Rehearsal:
             compiling.wait()
 
     def covers(self, model: nn.Module) -> bool:
-        """Whether `model` became what its copy had become, so that it launches the same."""
+        """Return True if `model` has the form of its copy, hence launches the same kernels."""
         return self.form == form_of(model)
 
 
@@ -62,12 +61,11 @@ def rehearse(
     *,
     server: CompileServer | None = None,
 ) -> Rehearsal | None:
-    """Begin to compile what the rest of the start launches. None where Triton does not run.
+    """Start to compile the kernels of the rest of the start. None where Triton does not run.
 
-    The model stays as it is. Nothing is to be launched on behalf of it, but for its own forward, before the kernels
-    are waited for.
+    The model stays unchanged. Before `wait`, no kernel of the model may be launched except by its own forward.
 
-    server   what compiles, until the kernels have been waited for; None: threads
+    server   compiles the kernels, until `wait` returns; None compiles in threads
     """
     if triton_problem(loaded.device) is not None:
         return None
@@ -88,16 +86,16 @@ def rehearse(
             form = form_of(model)
         finally:
             _strip(model)
-            first.wait()  # so that the server knows whether kernels are in Triton's cache
+            first.wait()  # so that the server can test whether kernels are in Triton's cache
 
-    # what the first kernels wait for, all others then find done: Triton reads itself to know its version
+    # Triton digests its own files once for the version in its cache keys: the first kernels wait for that alone
     first = compile_meanwhile(partial(_launch_draws, loaded), loaded.device)
     others = compile_meanwhile(run, loaded.device, server)
     return Rehearsal((first, others), form)
 
 
 def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory, kv: KVFormat) -> None:
-    """Run a decode step of every size that a graph is captured for."""
+    """Run a decode step of every captured graph size."""
     from graftlm.core.execution.cuda_graphs import graph_sizes, launch_steps, max_dense, step_buffers
 
     scales: list[torch.Tensor] = []
@@ -114,7 +112,7 @@ def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: 
 
 
 def _launch_draws(loaded: LoadedModel) -> None:
-    """Draw tokens as decode steps do: the likeliest one under a mask, and by chance, with top-p and without."""
+    """Sample tokens as decode steps do: greedily under a mask, and at random with and without top-p."""
     from graftlm.kernels.gpu.sampling.argmax import greedy
     from graftlm.kernels.gpu.sampling.nucleus import MAX_COLUMNS, draw_nucleus
     from graftlm.kernels.gpu.sampling.token_mask import apply_mask
@@ -130,7 +128,7 @@ def _launch_draws(loaded: LoadedModel) -> None:
 
 
 def small_copy(model: nn.Module) -> nn.Module:
-    """A copy that has the weights of `model`, not copies of them, and of its decoder layers one of each kind.
+    """Return a copy of `model` that shares its weights and has one decoder layer of each kind.
 
     Raises ValueError if there are too many kinds.
     """
@@ -146,7 +144,7 @@ def small_copy(model: nn.Module) -> nn.Module:
 
 
 def _kind(layer: nn.Module) -> tuple[object, ...]:
-    """A key that is equal for layers that launch the same kernels."""
+    """Return a key that is equal for layers that launch the same kernels."""
     kind: list[object] = []
     for module in layer.modules():
         kind.append(type(module))
@@ -162,6 +160,6 @@ def form_of(model: nn.Module) -> Form:
 
 
 def _strip(model: nn.Module) -> None:
-    """Free all weights at once: modules refer to each other in cycles, which are collected only at some later time."""
+    """Free all weights at once: modules refer to each other in cycles, which the collector would free much later."""
     for module in list(model.modules()):
         vars(module).clear()

@@ -1,8 +1,8 @@
-"""Records of models on disk that a first load has made, so that later processes build them without transformers.
+"""Records of models on disk, made by a first load, from which later processes build them without transformers.
 
-A record is kept only where the plain decoder (plain_decoder.py), over the tensors of the files, computed the logits of
-the model's own code and called its attention in the same way. It holds for these files, this precision and these
-versions. The record of the embedded model lies in the package.
+A record is kept only if the plain decoder (plain_decoder.py), over the tensors of the files, computes the logits of the
+model's own code and calls attention with equal arguments. It is valid for these files, this precision and these
+versions. The record of the embedded model is part of the package.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from graftlm.core.model.qualify import Reference
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose code in transformers this decoder follows. Others may differ where short texts do not show it."""
+"""Model types whose code in transformers the plain decoder follows: a short probe cannot show every difference."""
 
 ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""Kinds of rotary embeddings whose frequencies do not depend on the text."""
+"""Kinds of rotary embeddings whose frequencies do not depend on the sequence."""
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-3}
-"""Relative error of logits. They are mostly equal to the last bit."""
+"""Relative error of logits, which are mostly equal to the bit."""
 
 _KEPT = 64
 """The number of records that the cache folder keeps."""
@@ -48,10 +48,10 @@ _KEPT = 64
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model as its own code was found to be.
+    """The record of a model: the findings of its first load.
 
-    config         as transformers read it, defaults included
-    dtype          of its parameters
+    config         transformers' configuration, defaults included
+    dtype          of the parameters
     tied           whether the head is the embedding
     eos_token_ids  of the generation config
     """
@@ -64,7 +64,7 @@ class KnownModel:
 
     @classmethod
     def of(cls, source: str, loaded: LoadedModel, reference: Reference, config: EngineConfig) -> KnownModel | None:
-        """The record of a model that transformers has just read from `source`; None where there can be none."""
+        """Return the record of a model that transformers has just read from `source`; None if it cannot have one."""
         if not _may_be_known(source, config) or loaded.device.type != "cpu" or loaded.dtype not in TOLERANCE:
             return None
         try:
@@ -74,7 +74,7 @@ class KnownModel:
             plain = known._decoder({name: tensor for name, tensor in own.state_dict().items() if name in files})
             return known if _same_files(plain, files) and _same(plain, loaded, reference) else None
         except (Unlike, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
-            return None  # it is built by transformers then
+            return None  # later processes build it with transformers too
 
     @property
     def described(self) -> PlainConfig:
@@ -84,7 +84,7 @@ class KnownModel:
     def _described(cls, loaded: LoadedModel) -> KnownModel:
         own: Any = loaded.model
         described = json.loads(loaded.hf_config.to_json_string(use_diff=False))
-        for name in ("_name_or_path", "transformers_version"):  # where the files lie and what read them say nothing
+        for name in ("_name_or_path", "transformers_version"):  # neither affects the computation
             described.pop(name, None)
         kind = (described.get("rope_parameters") or {}).get("rope_type")
         if described.get("model_type") not in FAMILIES or kind not in ROTATIONS:
@@ -101,7 +101,10 @@ class KnownModel:
         )
 
     def read(self, source: str) -> PlainDecoder:
-        """The model, its weights mapped from the files of `source`. Raises Unlike, OSError or what safetensors does."""
+        """Return the model, its weights mapped from the files of `source`.
+
+        Raises Unlike, OSError, and the errors of safetensors.
+        """
         return self._decoder(self._tensors(source))
 
     def _decoder(self, state: dict[str, torch.Tensor]) -> PlainDecoder:
@@ -114,13 +117,13 @@ class KnownModel:
             for name in names:
                 read = file.get_tensor(name)
                 tensors[name] = read.to(self._dtype)
-                if tensors[name] is not read:  # or a file of another precision would be in memory beside its copy
+                if tensors[name] is not read:  # else a file of another precision stays in memory beside its copy
                     mapped = mapped or MappedFiles()
                     mapped.release(read)
         return tensors
 
     def _described_tensors(self, source: str) -> Iterator[tuple[str, FileTensor]]:
-        """The names of the tensors in the files of `source`, and what is compared of them."""
+        """Yield the names of the tensors in the files of `source`, each with its compared part."""
         for file, names in self._files(source):
             for name in names:
                 part = file.get_slice(name)
@@ -129,7 +132,7 @@ class KnownModel:
                 yield name, FileTensor(shape, first.to(self._dtype))
 
     def _files(self, source: str) -> Iterator[tuple[Any, list[str]]]:
-        """The open files of `source`, each with the names of its tensors that the model takes."""
+        """Yield the open files of `source`, each with the names of the tensors that the model uses."""
         from safetensors import safe_open
 
         folder = Path(source)
@@ -147,7 +150,7 @@ class KnownModel:
         return found
 
     def keep(self, source: str, config: EngineConfig) -> None:
-        """Write the record for later processes, where there is a folder for it."""
+        """Write the record for later processes, if there is a cache folder."""
         path = _path(source, config)
         if path is not None:
             text = json.dumps(asdict(self), sort_keys=True)
@@ -162,7 +165,7 @@ class KnownModel:
 
 
 def find(source: str, config: EngineConfig) -> KnownModel | None:
-    """The record of the model in a folder, for this precision; None if there is none."""
+    """Return the record of the model in a folder, for this precision; None if there is none."""
     if not _may_be_known(source, config):
         return None
     if Path(source) == sprout_folder() and config.dtype in ("auto", "bfloat16") and not config.strict:
@@ -173,18 +176,18 @@ def find(source: str, config: EngineConfig) -> KnownModel | None:
 
 
 def read_known(source: str, config: EngineConfig) -> PlainDecoder | None:
-    """The model in a folder, built without transformers; None if there is no record of it, or it does not fit."""
+    """Return the model in a folder, built without transformers; None if there is no valid record of it."""
     known = find(source, config)
     try:
         return known.read(source) if known is not None else None
-    except Exception:  # transformers says what is wrong with the files
+    except Exception:  # transformers reports the error in the files
         return None
 
 
 def learn(source: str, loaded: LoadedModel, reference: Reference, config: EngineConfig) -> Callable[[], None] | None:
-    """Find out whether later processes can build a model by its record. -> what keeps the record
+    """Test whether later processes can build a model by its record. -> a function that keeps the record
 
-    Before any module of the model is replaced.
+    Must run before any module of the model is replaced.
     """
     if isinstance(loaded.model, PlainDecoder):
         return None
@@ -209,7 +212,7 @@ def _path(source: str, config: EngineConfig) -> Path | None:
 
 @functools.cache
 def _versions() -> str:
-    """A digest of the versions of all that a record depends on, this code among them."""
+    """Return a digest of all versions that a record depends on, this code included."""
     named = [metadata.version(name) for name in ("torch", "transformers", "safetensors")]
     digest = hashlib.blake2b(repr(named).encode(), digest_size=6)
     for name in ("plain_decoder.py", "known_models.py"):
@@ -225,7 +228,7 @@ class FileTensor(NamedTuple):
 
 
 def _same_files(plain: nn.Module, files: dict[str, FileTensor]) -> bool:
-    """Whether the files hold what transformers made of them: names, shapes, dtypes, the first row of each tensor."""
+    """Return True if files and loaded model agree in names, shapes, dtypes and the first row of each tensor."""
     own = plain.state_dict()
     if set(own) - {"lm_head.weight"} != set(files) - {"lm_head.weight"}:
         return False
@@ -239,7 +242,7 @@ def _same_files(plain: nn.Module, files: dict[str, FileTensor]) -> bool:
 
 @torch.inference_mode()
 def _same(plain: PlainDecoder, loaded: LoadedModel, reference: Reference) -> bool:
-    """Whether both attend in the same way, turn far positions alike, and give the same logits."""
+    """Return True if attention calls, rotations of far positions, and logits of both are equal."""
     from graftlm.core.model.qualify import discover
 
     if discover(plain, loaded.device).layers != discover(loaded.model, loaded.device).layers:

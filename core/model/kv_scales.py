@@ -15,15 +15,15 @@ from graftlm.kernels.kv_store import FP8
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
 
-SAMPLE = 512  # random tokens whose keys and values are looked at
-MARGIN = 2.0  # how much larger others may be; beyond it they are cut off
+SAMPLE = 512  # random tokens whose keys and values are measured
+MARGIN = 2.0  # headroom above the sample's largest value; values beyond it saturate
 
 
 def kv_scales(loaded: LoadedModel) -> list[torch.Tensor]:
-    """The scales that divide K and V of each head in float8. -> per layer float32 [2, num_kv_heads].
+    """Return the divisors of K and V of each head in float8. -> per layer float32 [2, num_kv_heads].
 
-    The largest of a sample, twice over, becomes the largest that float8 can hold. Powers of two, so that scaling
-    itself rounds nothing.
+    Twice the largest value of a sample maps to the largest of float8. Scales are powers of two, so that the division
+    does not round.
     """
     largest: dict[int, torch.Tensor] = {}
 

@@ -16,7 +16,7 @@ from graftlm.kernels.gpu.support import triton_problem
 
 
 def default_attention(device: torch.device) -> AttentionFactory:
-    """The attention a model is qualified with: the one that "auto" takes on this device."""
+    """Return the attention with which a model is qualified: that of "auto" on this device."""
     if triton_problem(device) is None:
         from graftlm.kernels.gpu.attention.backend import TritonAttention
 
@@ -27,7 +27,7 @@ def default_attention(device: torch.device) -> AttentionFactory:
 def choose_lane(
     loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, config: EngineConfig
 ) -> None:
-    """Take the paged lane if the model passes its self-test; else the serial lane, with one warning."""
+    """Choose the paged lane if the model passes its self-test; else the serial lane, with one warning."""
     try:
         found = discover(loaded.model, loaded.device)
     except Exception as failure:
@@ -47,7 +47,7 @@ def choose_lane(
 def _why_not_paged(
     loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, config: EngineConfig
 ) -> str | None:
-    """Why the model cannot run in the paged lane; None if it can, be it with KV in its own dtype only."""
+    """Return the reason against the paged lane; None if the model can run in it, if only with KV in its own dtype."""
     compact = may_be_compact(loaded, config)
     reason = qualify(loaded, reference, attention_factory, compact=compact)
     if reason is None or not compact:
@@ -59,7 +59,7 @@ def _why_not_paged(
 
 
 def check_strict(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:
-    """Warn if strict mode cannot be kept: part of the model computes in an order that depends on the batch."""
+    """Warn if part of the model computes in an order that depends on the batch, which breaks strict mode."""
     reason = batch_dependence(loaded, attention_factory)
     if reason is not None:
         but = "answers differ where two tokens are all but as likely"

@@ -1,4 +1,4 @@
-"""ModelLease: one runtime at a time runs a loaded model, because it replaces modules in it until it is closed."""
+"""ModelLease: exclusive use of a loaded model by one runtime, which replaces modules in it until it is closed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from graftlm.core.errors import ConfigError
 
 _TIMEOUT_S = 2.0
-"""How long to wait for a runtime that is ending."""
+"""Seconds to wait for a runtime that is ending."""
 
 _released = threading.Condition()
 _leased: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class ModelLease:
-    """Exclusive use of a loaded model until `release`. Names and folders need none: each runtime reads its own weights.
+    """Exclusive use of a loaded model until `release`; a runtime of a name or folder reads its own weights.
 
     Raises ConfigError if another runtime holds the model and does not release it in time.
     """
@@ -27,7 +27,7 @@ class ModelLease:
         if self._model is None:
             return
         if self._model in _leased:
-            gc.collect()  # its runtime may be garbage
+            gc.collect()  # the runtime that holds it may be garbage
         with _released:
             if not _released.wait_for(lambda: self._model not in _leased, _TIMEOUT_S):
                 raise ConfigError(
@@ -37,7 +37,7 @@ class ModelLease:
             _leased.add(self._model)
 
     def release(self) -> None:
-        """Let another runtime have the model. A second call does nothing."""
+        """Release the model for other runtimes. A second call does nothing."""
         with _released:
             if self._model is not None:
                 _leased.discard(self._model)

@@ -1,4 +1,4 @@
-"""Load any Hugging Face decoder: read its weights, replace its modules by faster equals, and choose its lane."""
+"""Load any Hugging Face decoder: read its weights, replace its modules by faster equivalents, and choose its lane."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def load_model(
     *,
     attention_factory: AttentionFactory | None = None,
 ) -> LoadedModel:
-    """Load a decoder and decide its lane.
+    """Load a decoder and choose its lane.
 
     model      a Hugging Face id, a local folder (no network call is made), "sprout" for the embedded model, or a
                loaded transformers model; the latter's weights are used in place and its own attention stays usable.
     tokenizer  a Hugging Face tokenizer or a Tokenizer; None loads the one beside the model.
 
-    Raises ModelError if the model or its tokenizer cannot be found, read or run, ConfigError for options that
-    contradict it. A model that fails qualification gets the serial lane and one warning.
+    Raises ModelError if the model or its tokenizer cannot be found, read or run, ConfigError for options that the model
+    contradicts. A model that fails qualification gets the serial lane and one warning.
     """
     config = config or EngineConfig()
     device = choose_device(config.device)
@@ -53,19 +53,19 @@ def load_model(
         except Exception as error:
             raise ModelError(f"{loaded.name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
         if rehearsal is not None:
-            _ = loaded.tokenizer.token_bytes  # which the engine will ask for
+            _ = loaded.tokenizer.token_bytes  # computed here for the engine
             rehearsal.wait()
     hf_model = loaded.model
     ours = not isinstance(model, nn.Module)
     learned = None if isinstance(model, nn.Module) else learn(resolve(model), loaded, reference, config)
     if device.type == "cpu":
-        give_back()  # the largest weight is in memory twice now
+        give_back()  # the largest weight is in memory twice at this point
     loaded.fusions = _fuse(hf_model, device, strict=config.strict, unchanged=ours)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if ours:
         leave_files(hf_model, loaded.fusions)
     if device.type == "cpu":
-        fuse_cpu(hf_model, loaded.fusions)  # last: it takes addresses
+        fuse_cpu(hf_model, loaded.fusions)  # last: it stores addresses of weights
     choose_lane(loaded, reference, factory, config)
     if config.strict and loaded.lane == "paged" and device.type == "cuda":
         check_strict(loaded, factory)
@@ -79,7 +79,7 @@ def load_model(
 def _read(
     model: str | os.PathLike[str] | nn.Module, config: EngineConfig, tokenizer: Any, device: torch.device
 ) -> LoadedModel:
-    """Put the model on its device and describe it, but for its attention and lane."""
+    """Put the model on its device and describe it; attention layers and lane are set later."""
     if isinstance(model, nn.Module):
         hf_model, source = model, source_of(model)
         dtype = choose_dtype(config, device)

@@ -1,4 +1,4 @@
-"""The shapes that a model's CPU loops are compiled for, read from its config.json without torch or transformers."""
+"""The shapes of a model's CPU loops, read from its config.json without torch or transformers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from graftlm.kernels.cpu.element_format import ElementFormat
 
 
 def start_compiling(model: Any, config: EngineConfig) -> None:
-    """Start to compile the loops of `model`, if it is a name or folder whose config.json is here and runs on a CPU.
+    """Start to compile the loops of `model`, a name or folder with a local config.json, if it runs on a CPU.
 
-    A wrong guess costs time only: what a model needs and is not there is compiled when it is loaded.
+    A wrong guess costs time only: loops that are missing later are compiled during the load.
     """
     if not isinstance(model, str | os.PathLike) or not _runs_on_cpu(config.device):
         return
-    with suppress(OSError, ValueError, TypeError, KeyError, GraftError):  # the loader reports what is wrong with it
+    with suppress(OSError, ValueError, TypeError, KeyError, GraftError):  # the loader reports the error
         path = _config_file(os.fspath(model))
         if path is not None:
             loop_cache.start(shapes_of(json.loads(path.read_text(encoding="utf-8")), config), quiet=config.quiet)
 
 
 def shapes_of(hf_config: dict[str, Any], config: EngineConfig) -> LoopShapes:
-    """Raises KeyError if the configuration does not say what attention looks like."""
+    """Read the shapes from a configuration. Raises KeyError if it lacks the dimensions of attention."""
     text = hf_config.get("text_config", hf_config)
     num_heads = int(text["num_attention_heads"])
     num_kv_heads = int(text.get("num_key_value_heads") or num_heads)
@@ -44,12 +44,12 @@ def shapes_of(hf_config: dict[str, Any], config: EngineConfig) -> LoopShapes:
 
 
 def _runs_on_cpu(device: str) -> bool:
-    """Whether a model will run on a CPU, as far as can be told without torch."""
+    """Return True if a model will run on a CPU, by a guess without torch."""
     return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
 
 
 def _config_file(name: str) -> Path | None:
-    """config.json of a model, if it is on this machine."""
+    """Return the path of a model's config.json, if it is on this machine."""
     if name == "sprout":
         from graftlm.core.model.embedded import sprout_folder
 

@@ -1,7 +1,7 @@
 """The common decoder without transformers: RMSNorm, rotated attention, SwiGLU MLP, each half added to the stream.
 
-Importing transformers takes longer than all else of a start. So where a first load found that this decoder computes
-what the model's own code does (known_models.py), later processes build the model here. Modules have the usual names.
+The import of transformers takes most of the time of a start. If a first load finds that this decoder reproduces the
+model's own code (known_models.py), later processes build the model here. Modules have the usual names.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ State = Mapping[str, torch.Tensor]
 
 
 class Unlike(Exception):
-    """A state or configuration that is not of this decoder. The text says why."""
+    """A state or configuration that this decoder does not support; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Rotations:
-    """The rotary embedding: frequencies [head_dim / 2] and a factor of cosine and sine."""
+    """The parameters of the rotary embedding: frequencies [head_dim / 2] and a factor of cosine and sine."""
 
     frequencies: tuple[float, ...]
     factor: float
@@ -37,7 +37,7 @@ class PlainLogits(NamedTuple):
 
 
 class PlainConfig(SimpleNamespace):
-    """A configuration as transformers read it, defaults included. `_attn_implementation_internal` chooses attention."""
+    """transformers' configuration, defaults included. `_attn_implementation_internal` chooses attention."""
 
     def __init__(self, described: Mapping[str, Any]) -> None:
         super().__init__(**described)
@@ -167,11 +167,11 @@ class PlainStack(nn.Module):
 
 
 class PlainDecoder(nn.Module):
-    """A decoder over the tensors of `state`, which are used in place.
+    """A decoder over the tensors of `state`, in place.
 
     described  the model's configuration, defaults included
     tied       whether the head is the embedding
-    Raises Unlike for tensors that this decoder has not, or lacks.
+    Raises Unlike for unexpected or missing tensors.
     """
 
     def __init__(
@@ -210,9 +210,9 @@ class PlainDecoder(nn.Module):
         use_cache: bool = False,
         logits_to_keep: torch.Tensor | None = None,
     ) -> PlainLogits:
-        """input_ids, position_ids [batch, num_tokens] -> logits of all tokens, or of those that `logits_to_keep` lists.
+        """Compute the logits of all tokens, or of the tokens that `logits_to_keep` lists.
 
-        Keeps no cache, whatever `use_cache` says.
+        input_ids, position_ids  [batch, num_tokens]. No cache is kept, whatever the value of `use_cache`.
         """
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
@@ -221,7 +221,7 @@ class PlainDecoder(nn.Module):
 
 
 def _window(config: PlainConfig, layer: int) -> int | None:
-    """Tokens that a query of this layer sees, itself among them; None for all."""
+    """Return the number of tokens that a query of this layer sees, its own included; None for all."""
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     if kinds is not None:
         return window if kinds[layer] == "sliding_attention" else None

@@ -1,8 +1,8 @@
-"""Qualification: whether a model may run in the paged lane, decided once per load by comparing it with itself.
+"""Qualification of a model for the paged lane: once per load, its ragged forward is compared with its own forward.
 
-A support flag says too little: models with recurrent state beside their attention carry it and answer wrongly. So
-two random sequences of different lengths run through the model's own forward, and ragged, in pieces, through the
-KV store and the attention kernel; the logits must agree.
+A support flag is not sufficient: models with recurrent state beside their attention carry it and return wrong logits.
+Two random sequences of different lengths run through the model's own forward, and ragged, in pieces, through the KV
+store and the attention kernel; the logits must agree.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 LENGTHS = (21, 13)
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 6e-2, torch.float16: 1e-2}
-"""Relative error of the logits. Wrong attention is off by more than 0.3; float32 agrees to 1e-6."""
+"""Relative error of the logits. Wrong attention exceeds 0.3; float32 agrees to 1e-6."""
 
 MAX_ROUTED = 3
-"""How many times as large the error may be in half precision where that of most tokens is within the tolerance.
-Rounding gives some tokens of a mixture to other experts."""
+"""Factor of the tolerance in half precision if most tokens are within the tolerance: rounding routes some tokens of a
+mixture to other experts."""
 
 MAX_LEAK = 2e-2
-"""Relative error between two runs that differ in another sequence only. Mostly exactly 0; experts round by load."""
+"""Relative error between two runs that differ in another sequence only: mostly exactly 0; experts round by load."""
 
 MANY_TOKENS = 513
-"""New tokens of a row that count as many for any kernel."""
+"""New tokens of a row, more than the limit of every kernel of few rows."""
 
 ROWS, SOME_TOKENS = 8, 133
-"""Rows, and new tokens of each, for which the extend kernel takes its large tile over a 12-bit store."""
+"""Rows, and new tokens of each, for which the extend kernel uses its large tile over a 12-bit store."""
 
 STRICT_LENGTH = 200
-"""Tokens of the sequence by which strict mode is checked: products of one row, of few and of many."""
+"""Tokens of the sequence that checks strict mode: matmuls of one row, of few and of many."""
 
 AttentionFactory = Callable[[KVStore], Attention]
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """The attention layers of a model, in the order in which it calls them."""
+    """The attention layers of a model, in the order of its calls."""
 
     layer_of: dict[nn.Module, int]
     layers: tuple[LayerSpec, ...]
@@ -64,7 +64,7 @@ class Discovery:
 
 
 def discover(model: nn.Module, device: torch.device) -> Discovery:
-    """Run two tokens and note every attention layer. Raises what the model raises, and ModelError."""
+    """Run two tokens and record every attention layer. Raises ModelError; the model's exceptions propagate."""
     layer_of: dict[nn.Module, int] = {}
     layers: list[LayerSpec] = []
 
@@ -96,7 +96,7 @@ def discover(model: nn.Module, device: torch.device) -> Discovery:
 
 @dataclass(frozen=True)
 class Reference:
-    """Two random sequences, and their logits by the model's own forward, before anything in it was replaced."""
+    """Two random sequences, and their logits by the model's own forward before any replacement."""
 
     sequences: tuple[list[int], list[int]]
     logits: torch.Tensor
@@ -113,9 +113,9 @@ class Reference:
 def qualify(
     loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, *, compact: bool = False
 ) -> str | None:
-    """Why this model cannot run in the paged lane; None if it can.
+    """Return the reason against the paged lane; None if the model can run in it.
 
-    Prefill, a second chunk, a decode step and a mixed batch are all covered: two steps of two rows each.
+    Two steps of two rows each cover prefill, a second chunk, a decode step and a mixed batch.
     compact  with KV in 12 bits
     """
     for layer, spec in enumerate(loaded.layers):
@@ -128,7 +128,7 @@ def qualify(
     for limit, cause in context_limits(loaded.text_config, loaded.layers):
         if loaded.max_model_len > limit:
             return f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane"
-    if not loaded.rehearsed:  # on a GPU kernels compile, side by side
+    if not loaded.rehearsed:  # on a GPU kernels compile in parallel
         launches = (
             partial(launch_ragged, loaded, attention_factory, compact=compact),
             partial(_difference, loaded, reference, attention_factory, compact),
@@ -140,7 +140,7 @@ def qualify(
 def difference(
     loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, *, compact: bool = False
 ) -> str | None:
-    """How a ragged batch differs from the model's own forward, or fails; None if it does neither."""
+    """Return the difference or failure of a ragged batch beside the model's own forward; None if it agrees."""
     try:
         return _difference(loaded, reference, attention_factory, compact)
     except Exception as failure:
@@ -148,10 +148,10 @@ def difference(
 
 
 def context_limits(config: Any, layers: tuple[LayerSpec, ...]) -> Iterator[tuple[int, str]]:
-    """Lengths in tokens up to which a model attends as its attention calls say, and what is different beyond each.
+    """Yield lengths in tokens up to which a model attends as its attention calls say, each with its reason.
 
-    The sequences of the comparison are too short to show it: a window or chunk that a model puts into its mask and
-    not into its calls, attention of a kind that is unknown here, a rotary embedding that stretches.
+    The sequences of the comparison are too short for these: a window or chunk in a model's mask that is not in its
+    calls, an unsupported kind of attention, a rotary embedding that stretches.
     """
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
@@ -173,7 +173,7 @@ def context_limits(config: Any, layers: tuple[LayerSpec, ...]) -> Iterator[tuple
 
 
 def stretched_context(config: Any) -> int | None:
-    """Tokens from which on a rotary embedding of kind "dynamic" or "longrope" changes; None for all others."""
+    """Return the tokens from which on a "dynamic" or "longrope" embedding changes; None for all other kinds."""
     parameters = getattr(config, "rope_parameters", None) or {}
     candidates = [parameters, *(p for p in parameters.values() if isinstance(p, dict))]
     for found in candidates:
@@ -185,9 +185,9 @@ def stretched_context(config: Any) -> int | None:
 
 
 def starts_afresh_when_stretched(model: nn.Module) -> bool:
-    """Whether the model's `generate` drops its cache at the token that changes a "longrope" embedding.
+    """Return True if the model's `generate` drops its cache at the token that changes a "longrope" embedding.
 
-    Those of Phi-3 and its kin do, in a method of their own; other models keep the keys of the earlier frequencies.
+    Phi-3 and its relatives do, in a method of their own; other models keep the keys of the earlier frequencies.
     """
     from transformers import GenerationMixin
 
@@ -199,8 +199,8 @@ def starts_afresh_when_stretched(model: nn.Module) -> bool:
 def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, compact: bool = False) -> None:
     """Run steps of many tokens and of half as many, with rows of one token and of a few, to launch their kernels.
 
-    Last one of so many that its K and V are laid out (prompt_attention.py), where there is a kernel for it.
-    compact  over KV in 12 bits; then also many rows, without cached tokens and with some
+    The last step is long enough for the prompt kernel (prompt_attention.py), where there is one.
+    compact  over KV in 12 bits; adds steps of many rows, with and without cached tokens
     """
     many = min(MANY_TOKENS, loaded.max_model_len - 1)
     few = min(SOME_TOKENS, loaded.max_model_len - 1)
@@ -221,15 +221,15 @@ def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, c
 def _difference(
     loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, compact: bool
 ) -> str | None:
-    """How a ragged batch differs from the model's own forward; None if it does not."""
+    """Return the difference of a ragged batch from the model's own forward; None if they agree."""
     long, short = reference.sequences
     store = allocate_kv(loaded.kv_layout, sum(LENGTHS), loaded.dtype, loaded.device, compact=compact)
     runner = PagedRunner(loaded, attention_factory(store))
-    # The long one lies in one range of slots, the short one around it in two.
+    # The long sequence lies in one range of slots, the short one around it in two.
     places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])
     first = runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
     if loaded.dtype.itemsize < 4:
-        # Rounding could hide a small leak from one sequence into the next; an exchanged neighbour shows it.
+        # Rounding could hide a small leak from one sequence into the next; an exchanged neighbour reveals it.
         other = [*long[1:], long[0]]
         again = runner.forward(_plan([other, short], places, [(0, len(long) - 1), (0, 6)]))
         leak = _relative(again[-6:], first[-6:])
@@ -251,9 +251,9 @@ def _difference(
 
 
 def batch_dependence(loaded: LoadedModel, attention_factory: AttentionFactory) -> str | None:
-    """How the last bits of a sequence's logits depend on what else is in its steps; None if they do not.
+    """Return the way in which the bits of a sequence's logits depend on the batch; None if they do not.
 
-    A sequence alone in one step, and cut into a long chunk, a few tokens and single ones, beside another.
+    One sequence runs alone in one step, and cut into a long chunk, a few tokens and single ones beside another.
     """
     generator = np.random.default_rng(1)
     high = max(min(loaded.vocab_size, 30_000), 2)
@@ -282,22 +282,24 @@ def batch_dependence(loaded: LoadedModel, attention_factory: AttentionFactory) -
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of the difference as a share of that of `expected`, [num_rows, n] or [n]; row by row, which takes less
-    memory than logits do."""
+    """Return the norm of the difference relative to that of `expected`, [num_rows, n] or [n].
+
+    Rows are summed one by one, to save memory.
+    """
     rows = list(zip(found.view(-1, found.shape[-1]), expected.view(-1, expected.shape[-1]), strict=True))
     difference = torch.stack([(a.float() - b.float()).norm() for a, b in rows]).norm()
     return float(difference / torch.stack([b.float().norm() for _, b in rows]).norm())
 
 
 def _plain(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
-    """Logits [len(tokens), vocab_size] of the model's own forward."""
+    """Compute logits [len(tokens), vocab_size] by the model's own forward."""
     output: Any = loaded.model(input_ids=torch.tensor([tokens], device=loaded.device), use_cache=False)
     logits: torch.Tensor = output.logits[0]
     return logits
 
 
 def _plan(sequences: list[list[int]], places: tuple[list[Extent], ...], pieces: list[tuple[int, int]]) -> WirePlan:
-    """A step that computes tokens [first, last) of each sequence and wants all their logits."""
+    """Return a step over tokens [first, last) of each sequence that returns all their logits."""
     ids: list[int] = []
     rows: list[Row] = []
     for tokens, place, (first, last) in zip(sequences, places, pieces, strict=True):

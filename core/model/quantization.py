@@ -1,4 +1,4 @@
-"""Names of weight quantizations and the transformers configuration behind each."""
+"""Names of weight quantizations and the transformers configuration of each."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
 
 
 def quantization_config(name: str) -> Any:
-    """The transformers quantization configuration of `name`.
+    """Return the transformers quantization configuration of `name`.
 
-    Checkpoints that are quantized already need none: their own configuration is read with them.
-    Raises ConfigError for an unknown name, ModelError if the package that does it is missing.
+    Quantized checkpoints need none: their files have a configuration.
+    Raises ConfigError for an unknown name, ModelError if the quantizer's package is missing.
     """
     if name not in _CONFIGS:
         raise ConfigError(f"quantization is {name!r}; use one of {', '.join(sorted(_CONFIGS))}")

@@ -1,4 +1,4 @@
-"""ModelSource: what a runtime knows of its model before the weights are read."""
+"""ModelSource: a runtime's access to its model before the weights are read."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """The rendered prompt and the grammar of a request; both None for an engine that takes requests as given."""
+    """The rendered prompt and the grammar of a request; both None for an engine that renders requests itself."""
 
     prompt: PromptInput | None = None
     grammar: Future[Grammar] | None = None
 
 
 class ModelSource:
-    """A model by name, by folder or loaded, with its tokenizer and options. Reads each part when it is asked for."""
+    """A model by name, by folder or loaded, with its tokenizer and options. Each part is read at first use."""
 
     def __init__(self, model: Any, tokenizer: Any, config: EngineConfig) -> None:
         self.model = model
@@ -50,7 +50,7 @@ class ModelSource:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Loaded once, on the thread that first asks. If that failed, the error is raised again."""
+        """Return the tokenizer, loaded once on the first caller's thread. A failure is raised again in later calls."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -67,31 +67,31 @@ class ModelSource:
 
     @cached_property
     def processor(self) -> Processor:
-        """The renderer of prompts; loads the tokenizer."""
+        """Return the renderer of prompts; load the tokenizer."""
         from graftlm.core.text.processor import TextProcessor
 
         return TextProcessor(self.tokenizer)
 
     @cached_property
     def max_model_len(self) -> int:
-        """The context in tokens, from the model's configuration."""
+        """Return the context in tokens, from the model's configuration."""
         from graftlm.core.model.description import context_length
 
         return context_length(self.model, self.config)
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal weights, tokenizer and precision; reads no whole weight file."""
+        """Return a digest of weights, tokenizer and precision without reading whole weight files."""
         from graftlm.core.model.fingerprint import model_fingerprint
 
         return model_fingerprint(self.model, self.config)
 
     def answers_on(self) -> bool:
-        """Whether the caller is on a thread beside the engine's that brings its answers: there is none."""
+        """Return False: no thread beside the engine's delivers answers."""
         return False
 
     def compile_ahead(self) -> None:
-        """Start to compile CPU loops, once, before torch is imported; models of other engines have none."""
+        """Start to compile CPU loops, once, before torch is imported; not for models of other engines."""
         if not self._compiles and self.config.engine == "local":
             self._compiles = True
             from graftlm.core.model.loop_shapes import start_compiling
@@ -99,15 +99,15 @@ class ModelSource:
             start_compiling(self.model, self.config)
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
-        """Tokenise prompts as one batch and begin to compile constraints, on the caller's thread.
+        """Tokenise prompts as one batch and start to compile constraints, on the caller's thread.
 
-        An error is its request's own.
+        An error belongs to its request alone.
         """
         if not self._takes_ids:
             return [Prepared() for _ in requests]
         try:
             prompts = self.processor.encode_batch([(request.prompt, request.tools) for request in requests])
-        except GraftError as error:  # there is no tokenizer
+        except GraftError as error:  # the tokenizer is missing
             return [error for _ in requests]
         return [self._with_grammar(request, prompt) for request, prompt in zip(requests, prompts, strict=True)]
 
@@ -118,7 +118,7 @@ class ModelSource:
 
         try:
             return Prepared(prompt, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
-        except BaseException as error:  # Rust code panics with one
+        except BaseException as error:  # a panic of Rust code
             return failure_of(error)
 
     @cached_property
@@ -130,13 +130,13 @@ class ModelSource:
         return self._engine("takes_constraints")
 
     def _engine(self, attribute: str) -> bool:
-        """Whether the engine's factory has an attribute that is true unless it says otherwise."""
+        """Return a flag of the engine's factory; True for the local engine and for factories without the flag."""
         from graftlm.plugins import manager
 
         return self.config.engine == "local" or getattr(manager.load().engines[self.config.engine], attribute, True)
 
     def build_engine(self, wake: Callable[[], None]) -> Engine:
-        """Load the model and put the configured engine over it; on the thread that will own it."""
+        """Load the model and build the configured engine over it, on the thread that will own it."""
         self.compile_ahead()
         from graftlm.plugins import manager
 
@@ -147,7 +147,7 @@ class ModelSource:
 
 
 def check_model(model: Any, config: EngineConfig) -> None:
-    """Raise a ConfigError unless `model` is a model; a plugin's engine or loader judges its own."""
+    """Raise a ConfigError unless `model` is a model; a plugin's engine or loader checks its own models."""
     wanted = "give a Hugging Face id, a local folder, a loaded transformers model or 'sprout'"
     if model is None or (isinstance(model, str) and not model):
         raise ConfigError(f"model is empty; {wanted}")

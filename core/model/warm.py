@@ -1,4 +1,4 @@
-"""`graftlm warm`: compute beforehand what a machine computes once, so that no later process waits for it."""
+"""`graftlm warm`: fill a machine's caches, so that later processes start without compilation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from graftlm.kernels import disk_cache
 
 
 def warm_model(model: str, **options: Any) -> Path:
-    """Load `model`, run it free and constrained, and wait until all that was compiled is on disk. -> the cache folder
+    """Load `model`, run it free and constrained, and wait until all compiled code is on disk. -> the cache folder
 
-    options  as for Runtime. Raises ConfigError if nothing can be kept, and whatever loading raises.
+    options  as for Runtime. Raises ConfigError if there is no cache folder, and the errors of loading.
     """
     from graftlm.core.grammar.automata import jit
     from graftlm.core.runtime import Runtime

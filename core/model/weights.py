@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face decoder: device and dtype, reading them, and the files that need not stay mapped."""
+"""The weights of a Hugging Face decoder: device, dtype, reading, and files that need not stay mapped."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
 
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""What safetensors calls dtypes."""
+"""safetensors' names of dtypes."""
 
 
 def choose_device(name: str) -> torch.device:
-    """The device an option names; "auto" takes a GPU if there is one."""
+    """Return the device that an option names; "auto" is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -52,10 +52,10 @@ def _check_gpu(name: str, device: torch.device) -> None:
 
 
 def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Literal["auto"]:
-    """The dtype weights are loaded in; "auto" is the checkpoint's own.
+    """Return the dtype of the loaded weights; "auto" is the checkpoint's own.
 
-    Strict mode on a CPU computes in float32 whatever the checkpoint's dtype: results of a matrix product in
-    bfloat16 depend on the batch it is part of. The price is twice the memory and the bandwidth.
+    Strict mode on a CPU computes in float32 whatever the checkpoint's dtype: results of a matmul in bfloat16 depend
+    on the batch. The cost is twice the memory and the bandwidth.
     """
     if config.strict and device.type == "cpu":
         return torch.float32
@@ -98,12 +98,12 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
             "architecture than its config.json says"
         )
     if device.type == "cpu" and config.dtype == "auto" and dtype_of(loaded) is torch.float16:
-        loaded = loaded.float()  # half precision has no fast matrix product on CPUs
+        loaded = loaded.float()  # half precision has no fast matmul on CPUs
     return loaded
 
 
 def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Module | None:
-    """The model that a configuration describes, without weights; None if that cannot be told before they are read."""
+    """Return the model that a configuration describes, without weights; None if only reading the weights shows it."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -117,14 +117,14 @@ def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Mo
             described: nn.Module = AutoModelForCausalLM.from_config(
                 hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code
             )
-    except Exception:  # reading the weights says what is wrong
+    except Exception:  # reading the weights reports the error
         return None
     return described
 
 
 @contextmanager
 def _progress_bars(*, shown: bool) -> Iterator[None]:
-    """Switch off transformers' progress bars unless `shown`, and restore its setting afterwards."""
+    """Switch off transformers' progress bars unless `shown`, and restore the setting afterwards."""
     from transformers.utils import logging
 
     hidden = not shown and logging.is_progress_bar_enabled()
@@ -138,9 +138,9 @@ def _progress_bars(*, shown: bool) -> Iterator[None]:
 
 
 def converted_files(source: str, dtype: torch.dtype | str) -> list[Path]:
-    """The files in a folder of which every tensor is converted to `dtype` when it is read; none for "auto".
+    """Return the files in a folder whose tensors are all converted to `dtype` when they are read; none for "auto".
 
-    What is mapped of them is read once.
+    Their mapped pages are read once.
     """
     wanted = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
     if wanted is None or not os.path.isdir(source):
@@ -149,7 +149,7 @@ def converted_files(source: str, dtype: torch.dtype | str) -> list[Path]:
 
 
 def _dtypes_in(path: Path) -> set[str]:
-    """The dtypes of a file of safetensors, by their names there; all of them if it cannot be read."""
+    """Return safetensors' names of the dtypes in a file; all of them if it cannot be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, struct.error), path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(min(length, path.stat().st_size)))
@@ -158,9 +158,9 @@ def _dtypes_in(path: Path) -> set[str]:
 
 
 def leave_files(model: nn.Module, fusions: Fusions) -> None:
-    """Copy the weights that are still mapped from files, when most others have been repacked into memory.
+    """Copy the weights that are still mapped from files, if most other weights have been repacked into memory.
 
-    One of them keeps the whole mapping, and with it every page that was read, counted as this process's memory.
+    One mapped weight keeps the whole mapping, whose pages that were read count as this process's memory.
     """
     if fusions.num_packed:
         files = MappedFiles()
