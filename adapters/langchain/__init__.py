@@ -3,9 +3,9 @@
 from graftlm.adapters.langchain import ChatGraftLM
 
 llm = ChatGraftLM(model="sprout")
-llm.batch([...])                          # one hand-over, one engine batch
+llm.batch([...])                          # one submission, one engine batch
 llm.with_structured_output(Schema)        # a grammar: always valid
-llm.bind_tools([search])                  # likewise
+llm.bind_tools([search])                  # a grammar: calls always parse
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ChatGraftLM and GraftLLM have in common: their settings, and how a call becomes a request."""
+"""GraftSettings: the settings of ChatGraftLM and GraftLLM, and the conversion of a call to a request."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from graftlm.core.request import Usage
 from graftlm.core.runtime import Runtime
 
 CALL_OPTIONS = ("model", "stream", "stream_usage", "ls_structured_output_format", "structured_output_format")
-"""Keywords of a call that are no sampling parameters and that every model takes."""
+"""Keywords of a call that are not sampling parameters and that every model accepts."""
 
 
 class GraftSettings(BaseModel):
-    """The parameters of a model object. None leaves a sampling parameter at GraftLM's own default.
+    """The parameters of a model object. None selects GraftLM's default of a sampling parameter.
 
     runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.
-    runtime_options  options for that one, such as `dtype` or `cache`; those that mean nothing else in
+    runtime_options  options of the process-wide runtime, such as `dtype` or `cache`; names that have no meaning in
                      LangChain may also be given as keywords.
-    max_tokens       None for all that the context leaves.
+    max_tokens       limit of an answer; None: the rest of the context.
     base_url         an endpoint in place of a local model. Its key is `api_key`, else GRAFTLM_API_KEY.
-    on_unsupported   "warn" leaves out what no grammar can keep of a schema, "check" has jsonschema judge it in the
-                     finished text, which is asked for up to `max_retries` times more; "error", the default, raises.
-    max_retries      of requests to `base_url`, in one loop, and of answers that fail their check.
+    on_unsupported   for keywords of a schema that no grammar supports: "error", the default, raises; "warn" drops them;
+                     "check" validates the finished text with jsonschema and repeats the request up to `max_retries`
+                     times.
+    max_retries      repetitions of requests to `base_url`, in one loop, and of answers that fail their check.
     """
 
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, protected_namespaces=())
@@ -74,7 +75,7 @@ class GraftSettings(BaseModel):
             call_options.check_given(self.runtime, self.runtime_options)
             if "model_name" not in self.model_fields_set:
                 self.model_name = self.runtime.model_name
-        self._sampling(None, {})  # a value out of range raises here rather than at the first call
+        self._sampling(None, {})  # an out-of-range value raises here instead of at the first call
         return self
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
@@ -85,7 +86,7 @@ class GraftSettings(BaseModel):
         return repr(self)
 
     def runtime_for(self, model: str | None = None) -> Runtime:
-        """The runtime that answers a call: the one given, or the process-wide one for `model`."""
+        """Return the runtime of a call: the given one, or the process-wide one for `model`."""
         if self.runtime is not None and model in (None, self.model_name):
             return self.runtime  # type: ignore[no-any-return]
         key = self.api_key.get_secret_value() if self.api_key else None
@@ -95,7 +96,7 @@ class GraftSettings(BaseModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """All that changes an answer: LangChain's cache keys on it."""
+        """All parameters that change an answer; LangChain's cache uses them as its key."""
         sampling = call_options.sampling_set_on(self)
         return {"model_name": self.model_name, **sampling, **self.model_kwargs, **self._options_for_cache_key()}
 
@@ -108,12 +109,12 @@ class GraftSettings(BaseModel):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def _known_context_length(self) -> int | None:
-        """The context in tokens where it can be read without a download; None elsewhere."""
+        """Return the context length in tokens; None if it is unknown, or would need a download."""
         if self.runtime is None and self.model_name != "sprout" and not os.path.isdir(self.model_name):
             return None
         try:
             return self.runtime_for().max_model_len
-        except GraftError:  # an endpoint or a plugin that does not tell
+        except GraftError:  # an endpoint or a plugin without a known context length
             return None
 
     def _options_for_cache_key(self) -> dict[str, Any]:
@@ -121,9 +122,9 @@ class GraftSettings(BaseModel):
         return {"base_url": self.base_url, **options} if self.base_url else options
 
     def _sampling(self, stop: list[str] | None, given: Mapping[str, Any]) -> SamplingParams:
-        """Sampling parameters of a call: its own keywords, else the object's, else the defaults.
+        """Return the sampling parameters of a call: its own keywords, else the object's, else the defaults.
 
-        `given` may hold any name of SamplingParams; an unknown one raises ConfigError and names its neighbour.
+        `given` may hold any name of SamplingParams; an unknown one raises ConfigError that suggests the closest name.
         """
         if "max_completion_tokens" in given:  # OpenAI's newer name
             given = {"max_tokens": given["max_completion_tokens"], **given}
@@ -134,7 +135,7 @@ class GraftSettings(BaseModel):
 
 
 def sort_keywords(cls: type[BaseModel], values: Any) -> Any:
-    """Move runtime options to `runtime_options`; ConfigError for a keyword that nothing of `cls` takes."""
+    """Move runtime options to `runtime_options`. Raises ConfigError for an unknown keyword."""
     if not isinstance(values, Mapping):
         return values
     own = set(cls.model_fields) | {field.alias for field in cls.model_fields.values() if field.alias}
@@ -143,7 +144,7 @@ def sort_keywords(cls: type[BaseModel], values: Any) -> Any:
 
 
 def token_usage(usages: Iterable[Usage]) -> dict[str, int]:
-    """The sum of token counts, in the form of `llm_output`."""
+    """Return the sum of token counts in the form of `llm_output`."""
     total = sum(usages, Usage())
     return {
         "prompt_tokens": total.prompt_tokens,

@@ -1,7 +1,7 @@
-"""Whole batches for LangChain: all requests of a batch are submitted at once, then LangChain makes its calls.
+"""Batches for LangChain: all requests of a batch are submitted at once, then LangChain makes its calls.
 
-LangChain gives a chat model one conversation at a time; only `batch`, `abatch`, `generate` and their variants have the
-whole list. They submit all requests and then let LangChain make its calls, with their callbacks, run ids, tags and
+LangChain passes one conversation at a time to a chat model; only `batch`, `abatch`, `generate` and their variants have
+the whole list. They submit all requests and then let LangChain make its calls, with their callbacks, run ids, tags and
 configs. A call without an observer is answered without LangChain's call.
 """
 
@@ -30,7 +30,7 @@ from graftlm.core.request import Completion
 from graftlm.core.serving import loop_batching
 
 MAX_THREADS = 128
-"""Threads that wait for the answers of one `batch`; the engine's batch is as large as the list regardless."""
+"""Threads that wait for the answers of one `batch`; the engine's batch is not limited by it."""
 
 
 class Route(Enum):
@@ -131,7 +131,7 @@ class GroupedChatModel(BaseChatModel):
         with laid_out(group):
             if len(group) < len(inputs) or len(inputs) < 2:
                 return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
-            # All requests run: more threads would only wait for the one engine.
+            # All requests run already: more threads would only wait for the engine.
             answers: list[Any] = []
             for item, own in zip(inputs, get_config_list(config, len(inputs)), strict=True):
                 try:
@@ -301,7 +301,7 @@ class GroupedChatModel(BaseChatModel):
     def _prepared(
         self, inputs: Iterable[LanguageModelInput], stop: list[str] | None, options: dict[str, Any]
     ) -> Iterator[Call]:
-        """Yield the valid calls; an invalid one raises its own error when LangChain makes it."""
+        """Yield the valid calls; an invalid one raises its error when LangChain makes it."""
         for item in inputs:
             with suppress(Exception):
                 yield self._prepare(self._convert_input(item).to_messages(), stop, dict(options))

@@ -44,9 +44,9 @@ from graftlm.core.request import Chunk, Completion, Request
 
 
 class ChatGraftLM(GraftSettings, GroupedChatModel):
-    """A chat model on GraftLM's runtime, for everything that takes a LangChain chat model.
+    """A chat model on GraftLM's runtime, for every place that takes a LangChain chat model.
 
-    Constructing is cheap: weights load with the first call, and models of one name share one engine. Sampling
+    Construction is cheap: weights load with the first call, and models of one name share one engine. Sampling
     parameters may be given to the constructor, to `bind` and to each call; unknown ones raise.
     """
 
@@ -73,7 +73,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         return profile
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The model's own token ids of `text`."""
+        """Return the model's own token ids of `text`."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return self.runtime_for().tokenizer.encode_continuation(text)
@@ -81,7 +81,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     def get_num_tokens_from_messages(
         self, messages: Sequence[BaseMessage], tools: Sequence[ToolLike] | None = None
     ) -> int:
-        """The exact length of the prompt that these messages (and tools) become."""
+        """Return the exact number of prompt tokens of these messages and tools."""
         with langchain_errors():
             call = self._prepare(messages, None, {"tools": [openai_tool(t, None) for t in tools or ()]})
             return len(call.runtime.processor.encode(call.request.prompt, call.request.tools))
@@ -107,7 +107,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         return Call(runtime, request, model or self.model_name)
 
     def _form(self, call: Call, options: Mapping[str, Any]) -> ToolFormat | None:
-        """Return how the model writes tool calls in its answer; None where it writes none."""
+        """Return the model's format of tool calls; None for a call without tools, or at an endpoint."""
         if not options.get("tools") or options.get("tool_choice") == "none" or call.runtime.endpoint is not None:
             return None
         return ToolFormat.learn(call.runtime.tokenizer)
@@ -202,7 +202,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         """Let the model call `tools`: functions, LangChain tools, pydantic classes, TypedDicts or schemas.
 
         tool_choice  "auto" (a call or text), "none", "any" or "required" (at least one call), or a tool's name.
-        strict       False leaves out what no grammar can keep of a tool's schema; otherwise that raises.
+        strict       False drops the unsupported keywords of a tool's schema; otherwise they raise.
         """
         with langchain_errors():
             formatted = [openai_tool(tool, strict) for tool in tools]
@@ -226,9 +226,9 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     ) -> Runnable[LanguageModelInput, Any]:
         """Answer with an object of `schema`: a pydantic class, a TypedDict or a JSON schema.
 
-        The grammar of the schema holds for every method, so the text always parses. "json_schema" and "json_mode"
-        write it as the answer, "function_calling" as the arguments of a forced call. With `strict=False` keywords that
-        no grammar can keep are left out, with a warning; otherwise they raise. With `include_raw` the result
+        Every method uses the schema's grammar, so the text always parses. "json_schema" and "json_mode"
+        write the object as the answer, "function_calling" as the arguments of a forced call. Unsupported keywords of
+        the schema raise; with `strict=False` they are dropped with a warning. With `include_raw` the result
         is {"raw": message, "parsed": object or None, "parsing_error": error or None}.
         """
         schema = named_schema(schema)
@@ -266,7 +266,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
 
 
 class _StreamReader:
-    """Turns the chunks of an answer into LangChain's: text, parts of tool calls, and a last one with the usage."""
+    """A converter of an answer's chunks to LangChain's: text, parts of tool calls, and a last one with the usage."""
 
     def __init__(self, call: Call, form: ToolFormat | None, with_usage: bool) -> None:
         self._call = call
@@ -291,12 +291,12 @@ class _StreamReader:
 
 
 def _raw_and_parsed(parser: BaseOutputParser[Any]) -> Runnable[AIMessage, dict[str, Any]]:
-    """Parse beside the message, so that the model stays a step of its own and sees whole batches."""
+    """Parse in parallel to the message, so that the model stays a separate step and gets whole batches."""
 
     def parse(message: AIMessage) -> dict[str, Any]:
         try:
             return {"raw": message, "parsed": parser.invoke(message), "parsing_error": None}
-        except Exception as error:  # whatever a validator of the user's class raises is for the user to see
+        except Exception as error:  # validators of the user's class may raise any error; the result contains it
             return {"raw": message, "parsed": None, "parsing_error": error}
 
     async def aparse(message: AIMessage) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`GraftDecisionModel`: LangChain's decision models (langchain-core 1.8) as fork and select.
 
-The state is computed once. Each question is a fork of it, and each label's probability is that of the model writing
-it as the answer, exactly, normalised over the question's labels.
+The state is computed once. Each question is a fork of it. A label's probability is the exact likelihood of the label as
+the answer, normalised over the question's labels.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ except ImportError as error:
 
 
 class GraftDecisionModel(BaseDecisionModel):
-    """Typed answers with their probabilities: a label (Choice), yes or no (Noul), a level (Score).
+    """A model of typed answers with probabilities: a label (Choice), yes or no (Noul), a level (Score).
 
-    The confidence of an answer is the probability of its likeliest label. Box questions, which locate things in an
+    The confidence of an answer is the probability of its likeliest label. Box questions, which locate objects in an
     image, raise.
     """
 
@@ -72,7 +72,7 @@ class GraftDecisionModel(BaseDecisionModel):
         return "graftlm"
 
     def runtime_for(self) -> Runtime:
-        """The runtime that answers: the one given, or the process-wide one for `model`."""
+        """Return the runtime of a call: the given one, or the process-wide one for `model`."""
         return self.runtime or shared_runtime(self.model, self.runtime_options)
 
     def _classify(self, state: Any, questions: dict[str, Any]) -> Any:
@@ -82,7 +82,7 @@ class GraftDecisionModel(BaseDecisionModel):
                 return self._response(questions, [future.result() for future in futures])
             finally:
                 for future in futures:
-                    future.cancel()  # of use only when one failed or the wait was interrupted
+                    future.cancel()  # has an effect only after a failure or an interrupted wait
 
     async def _aclassify(self, state: Any, questions: dict[str, Any]) -> Any:
         with langchain_errors():
@@ -114,7 +114,7 @@ class GraftDecisionModel(BaseDecisionModel):
 
 
 def _state_messages(state: Any) -> list[Message]:
-    """The state as a conversation; what is no message is one message of the user."""
+    """Return the state as a conversation; any value that is no message becomes one message of the user."""
     if isinstance(state, BaseMessage):
         return native_messages([state])
     if isinstance(state, Sequence) and not isinstance(state, str) and state:
@@ -125,7 +125,7 @@ def _state_messages(state: Any) -> list[Message]:
 
 
 def _ask(last: Message, question: Any) -> Message:
-    """The last message of the state with the question after it, so that all questions share what stands before."""
+    """Return the state's last message with the question appended, so that all questions share the prefix."""
     options = _options(question)
     lines = [last.text, "", f"Question: {_text(question.instructions)}", "Answer with one of:"]
     lines += [f"- {label}" + (f": {_text(told)}" if told is not None else "") for label, told in options.items()]
@@ -133,7 +133,7 @@ def _ask(last: Message, question: Any) -> Message:
 
 
 def _options(question: Any) -> dict[str, Any]:
-    """The labels of a question, and what is said about each."""
+    """Return the labels of a question, each with its description."""
     match question:
         case Choice():
             return dict(question.criteria)
@@ -172,7 +172,7 @@ def _answer(question: Any, selection: Selection) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Text as is, everything else as JSON; messages inside by their role and content."""
+    """Return a text unchanged, any other value as JSON; messages inside by role and content."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
 
 

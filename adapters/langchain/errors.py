@@ -1,4 +1,4 @@
-"""GraftLM's errors as LangChain's: each class is both, so that code catching either goes on working."""
+"""GraftLM's errors as LangChain's: each class inherits from both, so that `except` clauses for either apply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GraftInvalidRequestError(ConfigError, lc.ModelInvalidRequestError):
 
 
 class GraftSchemaError(GrammarError, lc.ModelInvalidRequestError):
-    """A schema or pattern cannot be kept exactly."""
+    """A schema or pattern is not supported exactly."""
 
 
 class GraftContextOverflowError(RequestTooLong, lc.ContextOverflowError):
@@ -71,7 +71,7 @@ class GraftRateLimitError(RemoteError, lc.ModelRateLimitError):
 
 
 class GraftRemoteError(RemoteError, lc.ModelAPIError):
-    """The endpoint failed, or its answer is of no use, or may not be asked for."""
+    """The endpoint failed, its answer is invalid, or its budget is spent."""
 
 
 class GraftConnectionError(RemoteError, lc.ModelConnectionError):
@@ -95,7 +95,7 @@ _REMOTE: dict[int, type[GraftError]] = {
 
 
 def as_langchain_error(error: GraftError) -> GraftError:
-    """The same error, with its message and attributes, of a class that LangChain knows too."""
+    """Return the error, with its message and attributes, as a class that inherits from LangChain's."""
     if isinstance(error, lc.LangChainException):
         return error
     kind = _remote_kind(error) if isinstance(error, RemoteError) else _local_kind(error)
@@ -105,7 +105,7 @@ def as_langchain_error(error: GraftError) -> GraftError:
     translated.args = error.args
     translated.__dict__.update(error.__dict__)
     if isinstance(error, RemoteError):
-        translated.__dict__["is_retryable"] = error.transient  # a budget or a quota that is spent does not come back
+        translated.__dict__["is_retryable"] = error.transient  # a spent budget or quota stays spent
     return translated
 
 

@@ -1,7 +1,7 @@
 """Groups of calls whose requests are submitted together, before LangChain makes the calls one by one.
 
-Each call claims its request from the group of its context, where it runs already. Unclaimed requests are cancelled, so
-a wrong guess costs work and never changes an answer.
+Each call claims its request, which already runs, from the group of its context. Unclaimed requests are cancelled, so
+a wrong guess costs compute and never changes an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for equal prompts, and sometimes for different ones."""
+        """A hash key of the call: equal for equal prompts, and possibly for different ones."""
         prompt = self.request.prompt
         return prompt if isinstance(prompt, str) else tuple(map(_message_key, prompt))
 
@@ -50,7 +50,7 @@ def _message_key(message: Message) -> Hashable:
 
 @dataclass
 class Group:
-    """Calls that were submitted together and wait for their claims."""
+    """A group of calls that were submitted together and wait for their claims."""
 
     waiting: dict[Hashable, list[tuple[Call, Future[Completion]]]] = field(default_factory=dict)
 

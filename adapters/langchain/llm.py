@@ -23,14 +23,14 @@ from graftlm.core.request import Chunk, Completion, Request
 
 
 class GraftLLM(GraftSettings, BaseLLM):
-    """Text completion on GraftLM's runtime. The prompt is taken as is and not echoed; a list is one engine batch."""
+    """Text completion on GraftLM's runtime. The prompt is used unchanged and not echoed; a list is one engine batch."""
 
     @property
     def _llm_type(self) -> str:
         return "graftlm"
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The model's own token ids of `text`."""
+        """Return the model's own token ids of `text`."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return self.runtime_for().tokenizer.encode_continuation(text)
@@ -43,13 +43,13 @@ class GraftLLM(GraftSettings, BaseLLM):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[str]:
-        """One engine batch. With `return_exceptions`, a prompt that cannot be answered fails alone."""
+        """Complete all prompts in one engine batch. With `return_exceptions`, an invalid prompt fails alone."""
         if not return_exceptions or len(inputs) < 2:
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         configs = get_config_list(config, len(inputs))
         if configs[0].get("max_concurrency") is None:
             configs = [{**c, "max_concurrency": min(len(inputs), MAX_THREADS)} for c in configs]
-        with laid_out(self._group(inputs, config, kwargs)):  # each prompt is a call of its own
+        with laid_out(self._group(inputs, config, kwargs)):  # LangChain makes one call per prompt
             return super(BaseLLM, self).batch(inputs, configs, return_exceptions=True, **kwargs)
 
     async def abatch(
@@ -60,7 +60,7 @@ class GraftLLM(GraftSettings, BaseLLM):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[str]:
-        """`batch` on an event loop."""
+        """Complete all prompts as `batch` does, on an event loop."""
         if not return_exceptions or len(inputs) < 2:
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         with laid_out(self._group(inputs, config, kwargs)):
@@ -74,7 +74,7 @@ class GraftLLM(GraftSettings, BaseLLM):
         stop = options.pop("stop", None)
         calls: list[Call] = []
         for item in inputs:
-            with suppress(Exception):  # the call itself will raise it
+            with suppress(Exception):  # the call itself raises the error
                 calls += self._prepare([self._convert_input(item).to_string()], stop, options)
         return Group.submit(calls)
 
@@ -106,7 +106,7 @@ class GraftLLM(GraftSettings, BaseLLM):
                 completions = [future.result() for future in futures]
             finally:
                 for future in futures:
-                    future.cancel()  # of use only when one failed or the wait was interrupted
+                    future.cancel()  # has an effect only after a failure or an interrupted wait
             return self._result(calls, completions)
 
     async def _agenerate(

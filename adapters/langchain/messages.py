@@ -1,4 +1,4 @@
-"""LangChain messages to native messages, and completions back to LangChain messages."""
+"""Translation of LangChain messages to native messages, and of completions to LangChain messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOT_FOR_THE_MODEL = frozenset(
     ("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "input_json_delta", "thinking", "reasoning")
     + ("redacted_thinking", "non_standard", "server_tool_call", "server_tool_call_chunk", "server_tool_result")
 )
-"""Blocks of an assistant's message that its `tool_calls` already tell, or that a model does not read back."""
+"""Types of an assistant's content blocks that are not sent: `tool_calls` has them, or models do not read them back."""
 
 
 def native_messages(messages: Iterable[BaseMessage]) -> list[Message]:
@@ -69,7 +69,7 @@ def _native(message: BaseMessage, index: int) -> list[Message]:
 
 
 def _split_tool_results(content: str | list[Any]) -> tuple[list[Mapping[str, Any]], str | list[Any]]:
-    """Part the results of tools that Anthropic's format puts into human messages from the rest of the content."""
+    """Split human content in Anthropic's format into the results of tools and the remaining content."""
     if isinstance(content, str):
         return [], content
     results = [b for b in content if isinstance(b, Mapping) and b.get("type") == "tool_result"]
@@ -116,7 +116,7 @@ def _parts(block: Any, index: int) -> list[ContentPart]:
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata:
-    """Token counts in LangChain's form; `cache_read` are the prompt tokens taken from the radix tree."""
+    """Return token counts in LangChain's form; `cache_read` counts the prompt tokens from the radix tree."""
     return UsageMetadata(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
@@ -126,7 +126,7 @@ def usage_metadata(usage: Usage) -> UsageMetadata:
 
 
 def logprobs_content(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-    """Log-probabilities in the form of the OpenAI API; the tokens that a grammar forced have 0."""
+    """Return log-probabilities in the form of the OpenAI API; forced tokens have 0."""
     if logprobs is None:
         return None
     return {"content": [one.to_openai() for one in logprobs]}
@@ -161,7 +161,7 @@ def ai_message(completion: Completion, tool_text: ParsedAnswer, model_name: str,
 
 
 def message_chunk(delta: ToolDelta) -> AIMessageChunk:
-    """One piece of a streamed answer: text, or the start or a part of a tool call."""
+    """Return one piece of a streamed answer: text, or the start or a part of a tool call."""
     if delta.index is None:
         return AIMessageChunk(content=delta.text)
     chunk = tool_call_chunk(name=delta.name, args=delta.text, id=delta.id, index=delta.index)

@@ -1,4 +1,4 @@
-"""The JSON schemas of what LangChain's users give: tools, and what structured output is to be."""
+"""The JSON schemas of LangChain's tools and of its structured output."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ Schema = dict[str, Any] | type
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 _FUNCTION_FORMS = ("name", "function", "toolSpec")
-"""Keys that a schema of LangChain's other forms has: OpenAI's functions, Anthropic's and Bedrock's tools."""
+"""Keys of the other forms of a LangChain schema: OpenAI's functions, Anthropic's and Bedrock's tools."""
 
 
 def openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
-    """A tool as LangChain describes it to OpenAI, with the whole schema of its arguments.
+    """Return LangChain's OpenAI description of a tool, with the complete schema of its arguments.
 
-    LangChain writes definitions out, and one that contains itself becomes any value; of a schema without `properties`
-    it leaves nothing.
+    LangChain inlines definitions, replaces recursive ones by any value, and drops a schema without `properties`.
     """
     try:
         described = convert_to_openai_tool(tool, strict=strict)
@@ -32,7 +31,7 @@ def openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
         raise ConfigError(
             f"{tool!r} is no tool: {error}; give a function, a LangChain tool, a pydantic class or a JSON schema"
         ) from error
-    if "function" not in described:  # a tool of OpenAI's own, which is refused where it is read
+    if "function" not in described:  # a built-in tool of OpenAI, which is refused later
         return described
     own = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
     if isinstance(own, dict):
@@ -48,7 +47,7 @@ def openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
 
 
 def named_schema(schema: Schema) -> Schema:
-    """`schema` out of OpenAI's `response_format`, if it is one; a dict always with a title."""
+    """Return the schema inside OpenAI's `response_format`, or `schema` itself; a dict always has a title."""
     match schema:
         case {"type": "json_schema", "json_schema": {"name": name, "schema": dict(inner)}} | {
             "name": name,
@@ -61,8 +60,8 @@ def named_schema(schema: Schema) -> Schema:
 
 
 def langchain_schema(schema: Schema) -> dict[str, Any]:
-    """The schema as LangChain writes it, for its tracers. ConfigError where it has none."""
-    if isinstance(schema, EnumMeta):  # which LangChain takes for a function that makes a member
+    """Return the schema in LangChain's form, for tracers. Raises ConfigError for a type without one."""
+    if isinstance(schema, EnumMeta):  # LangChain would treat an Enum class as a function
         raise ConfigError(f"{schema!r} is no object; give a pydantic class with a field of it, or bind(choices=[...])")
     try:
         return convert_to_json_schema(schema)
@@ -73,7 +72,7 @@ def langchain_schema(schema: Schema) -> dict[str, Any]:
 
 
 def kept_schema(schema: Schema) -> dict[str, Any]:
-    """The schema that an answer is kept to: a dict's own, and that of a pydantic class with all of its definitions."""
+    """Return the schema of the answer's grammar: a dict unchanged, a pydantic class with all of its definitions."""
     if isinstance(schema, dict) and not schema.keys() & {*_FUNCTION_FORMS}:
         return schema
     if isinstance(schema, type) and issubclass(schema, BaseModel):
@@ -82,7 +81,7 @@ def kept_schema(schema: Schema) -> dict[str, Any]:
 
 
 def _contains_itself(schema: dict[str, Any]) -> bool:
-    """Whether a definition leads back to itself."""
+    """Return True if a definition refers to itself, directly or through other definitions."""
     leads = {name: set(_definitions_in(inner)) for name, inner in schema.get("$defs", {}).items()}
     while ends := [name for name, others in leads.items() if not others & leads.keys()]:
         for name in ends:
@@ -91,7 +90,7 @@ def _contains_itself(schema: dict[str, Any]) -> bool:
 
 
 def _definitions_in(node: Any) -> Iterator[str]:
-    """The names of the definitions that a schema refers to."""
+    """Yield the names of the definitions that a schema refers to."""
     if isinstance(node, dict):
         if isinstance(node.get("$ref"), str):
             yield node["$ref"].rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Errors that LlamaIndex does not take for an answer that could not be parsed."""
+"""Errors that LlamaIndex does not mistake for an answer that failed to parse."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from graftlm.core.errors import ConfigError, GraftError, GrammarError
 
 
 class GraftCallError(GraftError, RuntimeError):
-    """A call cannot be made: a parameter, message, tool or schema is wrong. The cause is the runtime's own error.
+    """An invalid call: a parameter, message, tool or schema is wrong. The cause is the runtime's own error.
 
-    It is no ValueError, because LlamaIndex's `refine` takes every ValueError for an answer that does not parse, goes on
-    with the next chunk and gives "Empty Response" in the end.
+    It is no ValueError: LlamaIndex's `refine` treats every ValueError as a failed parse, continues with the next chunk,
+    and returns "Empty Response" in the end.
     """
 
 

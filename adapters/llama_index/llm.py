@@ -47,16 +47,17 @@ if TYPE_CHECKING:
 
 
 class GraftLLM(StructuredPrediction):
-    """An LLM on GraftLM's runtime: all eight methods native, nothing bound to one event loop.
+    """An LLM on GraftLM's runtime: all eight methods are native, and no state is bound to one event loop.
 
-    Constructing is cheap: weights load with the first call, and models of one name share one engine. Sampling
+    Construction is cheap: weights load with the first call, and models of one name share one engine. Sampling
     parameters may be given to the constructor, in `additional_kwargs` and to each call; unknown ones raise.
 
     runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.
-    context_window   None reads it from the model; of an endpoint it is 3,900 then.
-    on_unsupported   "warn" leaves out what no grammar can keep of a schema, "check" has jsonschema judge it in the
-                     finished text, which is asked for up to `max_retries` times more; "error", the default, raises.
-    is_chat_model    None means yes if the tokenizer has a chat template.
+    context_window   in tokens; None reads it from the model, or is 3,900 at an endpoint.
+    on_unsupported   for keywords of a schema that no grammar supports: "error", the default, raises; "warn" drops them;
+                     "check" validates the finished text with jsonschema and repeats the request up to `max_retries`
+                     times.
+    is_chat_model    None: True if the tokenizer has a chat template.
     """
 
     model: str = Field(default="sprout", description="A Hugging Face id, a local folder, or 'sprout'.")
@@ -83,7 +84,7 @@ class GraftLLM(StructuredPrediction):
     @model_validator(mode="before")
     @classmethod
     def _sort_keywords(cls, values: Any) -> Any:
-        """Move runtime options to where they belong; raise for a keyword that nothing here takes."""
+        """Move runtime options to `runtime_options`; raise for a keyword that neither the class nor Runtime has."""
         if not isinstance(values, Mapping):
             return values
         kept, options = call_options.sort_keywords(values, {*cls.model_fields, "class_name"}, cls.__name__)
@@ -95,7 +96,7 @@ class GraftLLM(StructuredPrediction):
             call_options.check_given(self.runtime, self.runtime_options)
             if "model" not in self.model_fields_set:
                 self.model = self.runtime.model_name
-        self._sampling({})  # a value out of range raises here rather than at the first call
+        self._sampling({})  # an out-of-range value raises here instead of at the first call
         return self
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
@@ -122,7 +123,7 @@ class GraftLLM(StructuredPrediction):
         )
 
     def runtime_for(self) -> Runtime:
-        """The runtime that answers: the one given, or the process-wide one for `model`."""
+        """Return the runtime of a call: the given one, or the process-wide one for `model`."""
         if self.runtime is not None:
             return self.runtime  # type: ignore[no-any-return]
         return call_options.shared_runtime(
@@ -130,7 +131,7 @@ class GraftLLM(StructuredPrediction):
         )
 
     def tokenize(self, text: str) -> list[int]:
-        """The model's own token ids of `text`: as `Settings.tokenizer`, LlamaIndex packs prompts by them."""
+        """Return the model's own token ids of `text`. LlamaIndex packs prompts by it, as `Settings.tokenizer`."""
         return self.runtime_for().tokenizer.ids_alone(text)
 
     def _is_chat(self, runtime: Runtime) -> bool:
@@ -147,7 +148,7 @@ class GraftLLM(StructuredPrediction):
     def _chat_request(
         self, messages: Sequence[ChatMessage], given: dict[str, Any]
     ) -> tuple[Request, ToolFormat | None]:
-        """The request of a chat, and how to read the tool calls in its answer, if it has tools."""
+        """Return the request of a chat, and the tool format that reads its answer; None without tools."""
         runtime = self.runtime_for()
         tools = tuple(map(Tool.from_openai, given.pop("tools", None) or ()))
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
@@ -166,13 +167,13 @@ class GraftLLM(StructuredPrediction):
         )
         sampling = self._sampling(given | asked.sampling)
         if as_text:
-            assert self.messages_to_prompt is not None  # the base class puts its default
+            assert self.messages_to_prompt is not None  # the base class sets its default
             return Request(self.messages_to_prompt(messages), sampling), asked.form
         return Request(asked.messages, sampling, tools=asked.listed, tool_fields=asked.fields), asked.form
 
     def _text_request(self, prompt: str, formatted: bool, given: dict[str, Any]) -> Request:
-        """The request of a completion: the prompt as is if it is formatted, else as one message of the user."""
-        assert self.completion_to_prompt is not None  # the base class puts its default
+        """Return the request of a completion: a formatted prompt unchanged, any other as one message of the user."""
+        assert self.completion_to_prompt is not None  # the base class sets its default
         text = prompt if formatted else self.completion_to_prompt(prompt)
         if formatted or text != prompt or not self._is_chat(self.runtime_for()):
             return Request(text, self._sampling(given))
@@ -285,7 +286,7 @@ class GraftLLM(StructuredPrediction):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls that an answer asks for."""
+        """Return the tool calls of an answer."""
         calls = native_messages([response.message])[0].tool_calls
         if not calls and error_on_no_tool_call:
             raise ValueError(f"expected at least one tool call, the model answered: {response.message.content!r}")
@@ -293,7 +294,7 @@ class GraftLLM(StructuredPrediction):
 
 
 def _context_window(runtime: Runtime) -> int:
-    """In tokens; LlamaIndex's default where an endpoint or a plugin does not tell."""
+    """Return the context in tokens; LlamaIndex's default for an endpoint or a plugin without a known length."""
     try:
         return runtime.max_model_len
     except GraftError:
@@ -308,7 +309,7 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return described
     whole, closed = class_schema(kind)
-    if closed or "$ref" in whole:  # LlamaIndex leaves a schema's own $ref out
+    if closed or "$ref" in whole:  # LlamaIndex drops a schema's own $ref
         described["function"]["parameters"] = whole
     return described
 

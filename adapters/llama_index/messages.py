@@ -1,4 +1,4 @@
-"""LlamaIndex messages to native messages, and completions back to LlamaIndex responses."""
+"""Translation of LlamaIndex messages to native messages, and of completions to LlamaIndex responses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _parts(block: Any, index: int) -> list[ContentPart]:
 
 
 def _legacy_call(call: Any, index: int) -> ToolCall:
-    """A call in the form of OpenAI's API, as a dict or as an object of its client."""
+    """Return a call in the form of OpenAI's API, given as a dict or as an object of its client."""
     if not isinstance(call, dict):
         call = call.model_dump()
     function = call.get("function", call)
@@ -99,7 +99,7 @@ def _arguments(arguments: Any, index: int) -> dict[str, Any]:
 
 
 def raw_response(model_name: str, finish_reason: str | None, usage: Usage | None) -> dict[str, Any]:
-    """What LlamaIndex keeps as `raw`; its token counter reads `usage`."""
+    """Return the value of `raw`; LlamaIndex's token counter reads its `usage`."""
     raw: dict[str, Any] = {"model": model_name, "finish_reason": finish_reason}
     if usage is not None:
         raw["usage"] = {
@@ -123,7 +123,7 @@ def _counts(usage: Usage | None) -> dict[str, Any]:
 
 
 def log_probs(logprobs: Sequence[TokenLogprob] | None) -> list[list[LogProb]] | None:
-    """Per token: itself, then the likeliest alternatives that were asked for. Forced tokens have 0."""
+    """Return, per token, the token itself and its likeliest alternatives. Forced tokens have 0."""
     if logprobs is None:
         return None
     return [
@@ -133,8 +133,8 @@ def log_probs(logprobs: Sequence[TokenLogprob] | None) -> list[list[LogProb]] | 
 
 
 def chat_message(text: ParsedAnswer) -> ChatMessage:
-    """The assistant's message; calls are blocks, and for older readers also in `additional_kwargs`."""
-    calls = [*text.calls, *text.invalid]  # the arguments of an invalid one are its text, which reading it refuses
+    """Return the assistant's message; calls are blocks, and for older readers also in `additional_kwargs`."""
+    calls = [*text.calls, *text.invalid]  # an invalid call keeps its arguments as text, which fails to parse later
     blocks: list[Any] = [TextBlock(text=text.content)] if text.content or not calls else []
     blocks += [ToolCallBlock(tool_call_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in calls]
     told: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def completion_response(model_name: str, completion: Completion) -> CompletionRe
 
 
 class ChatReader:
-    """Turns chunks into ChatResponses, each with all that was said so far and what is new in `delta`."""
+    """A converter of chunks to ChatResponses, each with the text so far and the new part in `delta`."""
 
     def __init__(self, model_name: str, form: ToolFormat | None) -> None:
         self._model_name = model_name
@@ -193,7 +193,7 @@ class ChatReader:
 
 
 class CompletionReader:
-    """Turns chunks into CompletionResponses, as ChatReader does."""
+    """A converter of chunks to CompletionResponses, each with the text so far and the new part in `delta`."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name

@@ -1,4 +1,4 @@
-"""`GraftSelector`: a router's choice by likelihood instead of by parsing text."""
+"""`GraftSelector`: a router's choice by likelihood, without parsing text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class GraftSelector(BaseSelector):
-    """Choose one of a router's tools: their likelihoods after the question are compared, nothing is parsed.
+    """A selector that compares the likelihoods of a router's tools after the question; no text is parsed.
 
-    The prompt (the tools and the question) is computed once and the tools' numbers are scored as its forks, so a
-    choice is always one of them. The result's `probabilities` has one number per choice; they sum to 1.
+    The prompt (the tools and the question) is computed once and the tools' numbers are scored as its forks, so the
+    result is always one of the tools. Its `probabilities` has one number per choice; they sum to 1.
     """
 
     def __init__(self, llm: GraftLLM) -> None:
@@ -33,7 +33,7 @@ class GraftSelector(BaseSelector):
         return {}
 
     def _update_prompts(self, prompts_dict: PromptDictType) -> None:
-        """There is no prompt of the user's to update."""
+        """Do nothing: the prompt cannot be replaced."""
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Selected:
         return Selected.of(self._submit(choices, query).result(), choices)

@@ -1,4 +1,4 @@
-"""Objects out of a LlamaIndex LLM: the structured_predict family, written as JSON under its schema's grammar."""
+"""StructuredPrediction: LlamaIndex's structured_predict family, as JSON under the schema's grammar."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ dispatcher = get_dispatcher(__name__)
 
 
 class StructuredPrediction(FunctionCallingLLM):
-    """A function calling LLM whose `chat` takes `response_format` and keeps to it.
+    """A function calling LLM whose `chat` accepts `response_format` and always satisfies it.
 
-    With `pydantic_program_mode` at its default the answer is the object's JSON; other modes go LlamaIndex's way
+    With `pydantic_program_mode` at its default the answer is the object's JSON; other modes run LlamaIndex's programs
     (FUNCTION: a forced tool call, LLM: free text that is parsed).
     """
 
     @property
     def _native_structure(self) -> bool:
-        """Whether objects are written as JSON under their schema's grammar; else LlamaIndex's program decides."""
+        """Return True if objects are JSON under the schema's grammar; otherwise LlamaIndex's program runs."""
         return self.pydantic_program_mode == PydanticProgramMode.DEFAULT
 
     @dispatcher.span
@@ -41,7 +41,7 @@ class StructuredPrediction(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """Fill an `output_cls` from the answer to a prompt; the answer is JSON of its schema by construction."""
+        """Return an `output_cls` from the answer to a prompt; the answer is JSON of its schema by construction."""
         if not self._native_structure:
             answer: Model = super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
             return answer
@@ -61,7 +61,7 @@ class StructuredPrediction(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """`structured_predict` on an event loop."""
+        """Return an `output_cls` as `structured_predict` does, on an event loop."""
         if not self._native_structure:
             answer: Model = await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
             return answer
@@ -123,7 +123,7 @@ class StructuredPrediction(FunctionCallingLLM):
 
 
 def _partial(response: ChatResponse, output_cls: type[BaseModel], partial: Any) -> Any:
-    """The object as far as it is written; whole once it is, and a RootModel only then, as LlamaIndex has it."""
+    """Return the object written so far; a complete one is validated. A RootModel is returned only when complete."""
     with suppress(ValidationError):
         return output_cls.model_validate_json(response.message.content or "")
     seen = [partial] if partial is not None else None

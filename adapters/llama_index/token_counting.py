@@ -1,4 +1,4 @@
-"""Which tokenizer LlamaIndex counts with when it packs chunks into prompts."""
+"""The tokenizer with which LlamaIndex counts tokens when it packs chunks into prompts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _compared: set[tuple[int, str]] = set()
 
 
 def count_tokens_with(llm: GraftLLM) -> None:
-    """Let LlamaIndex count tokens as the model of `llm` does.
+    """Let LlamaIndex count tokens with the model's tokenizer.
 
-    LlamaIndex's own default, the tokenizer of an OpenAI model, is replaced. One that the user has set stays; if it
-    counts fewer tokens than the model, prompts that are packed full overflow, and a warning says so, once.
+    LlamaIndex's default, the tokenizer of an OpenAI model, is replaced. A tokenizer that the user has set stays; if it
+    counts fewer tokens than the model, full prompts overflow, and a warning says so once.
     """
     current = llama_index.core.global_tokenizer
     if getattr(current, "__self__", None) is llm:
@@ -42,7 +42,7 @@ def count_tokens_with(llm: GraftLLM) -> None:
 
 
 def _is_default(tokenizer: Callable[[str], Any]) -> bool:
-    """Whether this is what LlamaIndex takes where nothing was set: a partial over tiktoken's `encode`."""
+    """Return True for LlamaIndex's default, a partial over tiktoken's `encode`."""
     owner = getattr(getattr(tokenizer, "func", None), "__self__", None)
     return isinstance(tokenizer, functools.partial) and type(owner).__module__.startswith("tiktoken")
 

@@ -43,10 +43,10 @@ log = logging.getLogger("graftlm.server")
 
 
 class Server:
-    """One runtime behind HTTP. It is an ASGI application, so any ASGI server runs it.
+    """An ASGI application over one runtime.
 
-    draining             new requests are refused with status 503, those that run go on.
-    sends_outside_tasks  whether `send` may be called from a callback of the loop, as uvicorn's may.
+    draining             True: new requests get status 503, running ones continue.
+    sends_outside_tasks  True if `send` may be called from a callback of the loop, as with uvicorn.
     """
 
     def __init__(self, runtime: Runtime, settings: ServerSettings | None = None) -> None:
@@ -81,16 +81,16 @@ class Server:
 
     @property
     def num_open(self) -> int:
-        """HTTP requests that wait or run."""
+        """The number of HTTP requests that wait or run."""
         return len(self.intake.open) if self.intake is not None else 0
 
     def unavailable(self) -> str | None:
-        """Why new requests are refused; None while they are taken."""
+        """Return the reason for refusing new requests; None while the server accepts them."""
         if self.draining:
             return "the server is shutting down"
         return self.runtime.unavailable(self.settings.max_step_s)
 
-    # -- what writes text ------------------------------------------------------------------------------------------
+    # -- generation ------------------------------------------------------------------------------------------------
 
     async def chat(self, http: HttpRequest) -> Response:
         body = await self.read(http, ChatBody)
@@ -126,7 +126,7 @@ class Server:
         return Envelope(f"{prefix}-{number}", body.model or self.model_names[0], name, body.with_usage)
 
     async def read(self, http: HttpRequest, kind: type[AnyBody]) -> AnyBody:
-        """The checked body of a request. Raises ApiError that names what is wrong with it."""
+        """Return the validated body of a request. Raises ApiError that names the field at fault."""
         given = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if given not in ("application/json", ""):
             raise ApiError(415, f"the body is {given}; send application/json", code="unsupported_media_type")
@@ -152,7 +152,7 @@ async def _answer_error(http: HttpRequest, error: ApiError) -> Response:
 
 
 async def _answer_route(http: HttpRequest, error: HTTPException) -> Response:
-    """Status 404 or 405, of a path or a method that no route has."""
+    """Return status 404 for an unknown path, 405 for an unknown method."""
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     told = ApiError(error.status_code, f"{http.method} {http.url.path}: {error.detail}", code=code)
     return JSONResponse({"error": told.error}, told.status, error.headers)

@@ -1,4 +1,4 @@
-"""Gate: what every request passes before its route: request id, API key, drain and limits."""
+"""Gate: the checks before every route: request id, API key, drain and limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 class Gate:
-    """ASGI around ASGI, without a task or a queue of its own, so disconnects reach the routes."""
+    """An ASGI wrapper without a task or a queue of its own, so that disconnects reach the routes."""
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
@@ -39,7 +39,7 @@ class Gate:
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(12).encode()
         scope["graftlm.request_id"] = request_id.decode()
         if self._server.sends_outside_tasks:
-            scope["graftlm.bare_send"] = send  # for a body that has begun: all that is around `send` looks at heads
+            scope["graftlm.bare_send"] = send  # wrappers of `send` change headers only
         started, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -77,7 +77,7 @@ class Gate:
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        # All keys are compared, so the time tells nothing of which one is near.
+        # Compare all keys, so that the time reveals nothing about a partial match.
         return scheme.lower() == b"bearer" and sum(hmac.compare_digest(key.strip(), own) for own in self._keys) > 0
 
 

@@ -1,8 +1,7 @@
-"""Intake: requests from the event loop to the engine, and what becomes of them back to the loop.
+"""Intake: requests from the event loop to the engine, and their events back to the loop.
 
-Prompts are tokenised on a thread of their own, all that have arrived meanwhile in one batch, so the loop never waits
-for them. The engine's thread puts chunks into one outbox and wakes the loop once, however many requests a step wrote
-for.
+One thread tokenises prompts, all that have arrived meanwhile in one batch, so the loop never blocks on it. The engine's
+thread appends chunks to one outbox and wakes the loop once per step, for any number of requests.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from graftlm.core.runtime import Runtime
 
 PING_S = 15.0
-"""Seconds without news after which a stream is told so, so that no proxy closes its connection."""
+"""Seconds without an event after which a stream gets a comment, so that no proxy closes its connection."""
 
 Event = Chunk | Completion | BaseException | None
-"""A chunk; the end, as a completion or an error; or None, when there was no news for PING_S seconds."""
+"""A chunk; the end, as a completion or an error; None after PING_S seconds without an event."""
 
 
 class Answer:
-    """What happens to the requests of one HTTP request: events in their order, each with its request's number.
+    """The events of one HTTP request's requests, in order, each with its request's number.
 
     `cancel` frees their KV; they then end with RequestCancelled.
     """
@@ -41,7 +40,7 @@ class Answer:
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
         self.arrived_s = self.last_s = time.monotonic()
-        self.streams = False  # whether a chunk has come
+        self.streams = False  # True after the first chunk
         self.num_open = len(requests)
         self.cancelled = False
         self.write_at_once: Callable[[deque[tuple[int, Event]]], bool] | None = None
@@ -50,7 +49,7 @@ class Answer:
         self._futures: list[Future[Completion]] = []
 
     async def events(self) -> deque[tuple[int, Event]]:
-        """All events since the last call; waits for one, or for `wake`."""
+        """Return all events since the last call; waits for one, or for `wake`."""
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -58,7 +57,7 @@ class Answer:
         return events
 
     async def completions(self) -> list[Completion]:
-        """How the requests ended, in their order. Raises what ended one of them otherwise; the others are cancelled."""
+        """Return the completions of all requests, in order. The first error is raised and cancels the others."""
         done: dict[int, Completion] = {}
         while len(done) < len(self.requests):
             for number, event in await self.events():
@@ -75,24 +74,24 @@ class Answer:
             future.cancel()
 
     def take(self, number: int, event: Event) -> None:
-        """Append an event; `pass_on` follows. On the loop."""
+        """Append an event; the caller then calls `pass_on`. Runs on the loop."""
         self._events.append((number, event))
 
     def pass_on(self) -> None:
-        """Give the events to `write_at_once`, or wake up who waits for them. On the loop."""
+        """Pass the events to `write_at_once`, or wake the waiting task. Runs on the loop."""
         if self.write_at_once is not None and self.write_at_once(self._events):
             self._events.clear()
         else:
             self.wake()
 
     def wake(self) -> None:
-        """Wake up who waits for events. On the loop."""
+        """Wake the task that waits in `events`. Runs on the loop."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 class Intake:
-    """One for a server, made on its event loop."""
+    """The queue between a server's event loop and its runtime; constructed on the loop."""
 
     def __init__(self, runtime: Runtime, metrics: Metrics) -> None:
         self.runtime = runtime
@@ -106,7 +105,7 @@ class Intake:
         threading.Thread(target=self._run, name="graftlm intake", daemon=True).start()
 
     def submit(self, requests: Sequence[Request]) -> Answer:
-        """Queue requests as one hand-over. On the loop."""
+        """Queue requests as one submission. Runs on the loop."""
         answer = Answer(requests)
         self.open.add(answer)
         self._arrived.put(answer)
@@ -134,9 +133,9 @@ class Intake:
                     request.on_chunk = partial(self._post, answer, number)
         try:
             futures = self.runtime.submit_many([request for answer in answers for request in answer.requests])
-        except BaseException as error:  # Rust code panics with one
+        except BaseException as error:  # Rust code raises panics as BaseException
             if len(answers) > 1:
-                for answer in answers:  # one of them is to blame; the others shall not end for it
+                for answer in answers:  # submit each answer alone, so that only the invalid one fails
                     self._hand_over([answer])
                 return
             for answer in answers:
@@ -163,7 +162,7 @@ class Intake:
         self._outbox.append((answer, number, event))
         if not self._called:
             self._called = True
-            with suppress(RuntimeError):  # the loop was closed: nobody reads any more
+            with suppress(RuntimeError):  # the loop is closed: the event has no reader
                 self._loop.call_soon_threadsafe(self._deliver)
 
     # -- the loop ------------------------------------------------------------------------------------------------

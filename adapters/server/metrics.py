@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names, so that its dashboards and routers fit, and GraftLM's own beside them."""
+"""Prometheus metrics: vLLM's names, which its dashboards and routers read, and GraftLM's own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _COUNTERS: dict[str, _Read] = {
 
 
 class Metrics(Collector):
-    """Counts what the server's requests do, and reads the engine's own counters when it is asked."""
+    """A collector that counts the server's requests, and reads the engine's counters at each scrape."""
 
     def __init__(self, runtime: Runtime, model_name: str) -> None:
         self._runtime = runtime
@@ -81,16 +81,16 @@ class Metrics(Collector):
         self._ended = Counter("vllm:request_success", "requests that ended", labels, registry=self.registry)
         labels = ["model_name", "error"]
         self._failed = Counter("graftlm:request_failure", "requests that failed", labels, registry=self.registry)
-        self._between = [0] * (len(SHORT_S) + 1)  # gaps between two chunks, by the first bound that is not below
+        self._between = [0] * (len(SHORT_S) + 1)  # gaps between two chunks, by bound
         self._between_s = 0.0
         self.registry.register(self)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def written(self, since_last_s: float) -> None:
-        """Count a chunk that is not its stream's first. Each chunk is: so this takes a fifth of a Histogram's time."""
+        """Count a chunk after its stream's first. Runs for every chunk; it takes a fifth of a Histogram's time."""
         self._between[bisect_left(SHORT_S, since_last_s)] += 1
         self._between_s += since_last_s
 
@@ -113,7 +113,7 @@ class Metrics(Collector):
         self._failed.labels(*self._labels, type(error).__name__).inc()
 
     def collect(self) -> Iterable[Metric]:
-        """The engine's gauges and counters, as they are now."""
+        """Yield the current gauges and counters of the engine."""
         stats = self._runtime.stats()
         for name, (told, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, told, labels=["model_name"])

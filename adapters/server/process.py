@@ -1,4 +1,4 @@
-"""The process of `graftlm serve`: a socket, a runtime that loads behind it, and an end that lets requests finish."""
+"""The process of `graftlm serve`: a socket, a runtime that loads in a thread, and a shutdown that drains requests."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from graftlm.core.runtime import Runtime
 log = logging.getLogger("graftlm.server")
 
 CLOSE_S = 5.0
-"""Seconds that connections have to close once every request has ended."""
+"""Seconds that connections have to close after every request has ended."""
 
 
 def read_options(given: Iterable[str]) -> dict[str, Any]:
-    """Options of a runtime from NAME=VALUE; `cache.max_tokens=4096` sets a field of `cache`, `schedule` likewise."""
+    """Parse options of a runtime from NAME=VALUE; `cache.max_tokens=4096` sets a field of `cache`."""
     options: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {"cache": {}, "schedule": {}}
     for text in given:
@@ -56,7 +56,7 @@ def read_options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def serve(model: str, settings: ServerSettings, options: dict[str, Any]) -> None:
-    """Serve `model` until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot be."""
+    """Serve `model` until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     runtime = Runtime(model, **options)
     listener = listen(settings.host, settings.port)
@@ -67,16 +67,16 @@ def serve(model: str, settings: ServerSettings, options: dict[str, Any]) -> None
         listener.close()
         if runtime._thread.loading:
             logging.shutdown()
-            os._exit(0)  # torch and the disk do not stop halfway, and nothing is to be kept
+            os._exit(0)  # a running load cannot be interrupted, and no state is lost
         runtime.close()
     if process.failure is not None:
         raise process.failure
 
 
 def load(runtime: Runtime) -> None:
-    """Load the model and all that would hold up running requests later, which a process of one model can do at once.
+    """Load the model, and run slow work of later requests now, as the process serves only one model.
 
-    That is llguidance's tokenizer, and the objects that are there now: Python's collector never looks at them again.
+    It loads llguidance's tokenizer, and excludes all current objects from Python's garbage collector.
     """
     preparing = threading.Thread(target=_prepare, args=(runtime,), name="graftlm llguidance", daemon=True)
     preparing.start()
@@ -87,13 +87,13 @@ def load(runtime: Runtime) -> None:
 
 
 def _prepare(runtime: Runtime) -> None:
-    with suppress(GraftError):  # which the load meets as well
+    with suppress(GraftError):  # the load raises the error as well
         if runtime.base_url is None:
             prepare_llguidance(runtime.tokenizer)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound to the address. ConfigError if somebody else has it."""
+    """Return a socket bound to the address. Raises ConfigError if it is in use."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -110,9 +110,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Process(uvicorn.Server):
-    """Uvicorn, but it answers `/health` while the model loads, and drains on the first signal.
+    """A Uvicorn server that answers `/health` while the model loads, and drains on the first signal.
 
-    failure  why the model could not be loaded, once the server has ended for it.
+    failure  the error of the load, if it ended the server.
     """
 
     def __init__(self, server: Server, listener: socket.socket) -> None:
@@ -157,7 +157,7 @@ class Process(uvicorn.Server):
         log.info("ready after %.1f s", time.monotonic() - started)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal lets requests finish, the second ends at once."""
+        """Drain requests on the first signal, end at once on the second."""
         if not self._server.draining and self._drains is not None:
             self._server.draining = True
             self._drains()
@@ -171,5 +171,5 @@ class Process(uvicorn.Server):
         while server.num_open and time.monotonic() < end_s and not self.force_exit:
             await asyncio.sleep(0.02)
         if not server.runtime._thread.loading:
-            await asyncio.to_thread(server.runtime.close)  # what still runs ends with an error
+            await asyncio.to_thread(server.runtime.close)  # requests that still run end with an error
         self.should_exit = True

@@ -1,4 +1,4 @@
-"""ServerSettings: what the command line sets of a server."""
+"""ServerSettings: the server's options on the command line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from graftlm.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How a server listens, whom it answers and how much it takes on.
+    """Address, access and limits of a server.
 
-    host, port           the address; port 0 takes a free one.
-    api_keys             a request must bring one of them as a bearer token; may be empty on a loopback address only.
+    host, port           the address; port 0 selects a free one.
+    api_keys             a request must have one of them as its bearer token; may be empty on a loopback address only.
     open_paths           paths that need no key.
-    model_names          names that clients may give the model; the first is the one that answers carry.
-    max_open_requests    requests that are waiting or running; one more gets status 429.
-    max_body_bytes       of a request; a longer one gets status 413.
-    request_timeout_s    a request that takes longer ends with status 408; None for no limit.
+    model_names          accepted names of the model; answers contain the first.
+    max_open_requests    limit of waiting and running requests; further ones get status 429.
+    max_body_bytes       limit of a request's body in bytes; a longer one gets status 413.
+    request_timeout_s    a longer request ends with status 408; None for no limit.
     drain_timeout_s      seconds that requests have to finish after SIGTERM.
-    max_step_s           a step of the engine that takes longer makes `/health` say 503.
+    max_step_s           after a longer step of the engine `/health` answers 503.
     """
 
     host: str = "127.0.0.1"
@@ -53,7 +53,7 @@ class ServerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+    """Return True for an address that only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

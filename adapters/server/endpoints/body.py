@@ -1,4 +1,4 @@
-"""What both endpoints take: the fields that become SamplingParams, under OpenAI's, vLLM's and SGLang's names."""
+"""Body: the fields of both endpoints that become SamplingParams, under OpenAI's, vLLM's and SGLang's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graftlm.core.request import Request
 
 
 class StreamOptions(BaseModel):
-    """`stream_options`: whether the last chunk, or each one, counts tokens; padding of chunks does not exist here."""
+    """`stream_options`: token counts in the last chunk, or in each one. Padding of chunks does not exist."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -23,7 +23,7 @@ class StreamOptions(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """`structured_outputs`, as vLLM has it. Exactly one of the first four."""
+    """`structured_outputs` of vLLM. Exactly one of the first four fields must be set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,7 +37,7 @@ class StructuredOutputs(BaseModel):
 
 
 class Body(BaseModel):
-    """Sampling and constraints of a request. A field that is not here is refused with its name."""
+    """Sampling and constraints of a request. An unknown field is refused with its name."""
 
     model_config = ConfigDict(extra="forbid")
     SAME_NAME: ClassVar[tuple[str, ...]] = (
@@ -89,13 +89,13 @@ class Body(BaseModel):
     skip_special_tokens: Literal[True] = True
     spaces_between_special_tokens: bool = True
 
-    # SGLang's router writes these into every request, at the values that are all that is possible here.
+    # SGLang's router sends these in every request; only the values that have no effect are supported.
     no_stop_trim: Literal[False] = False
     return_hidden_states: Literal[False] = False
     separate_reasoning: bool = True
     stream_reasoning: bool = True
 
-    # Of no effect here.
+    # Accepted without an effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -110,14 +110,14 @@ class Body(BaseModel):
 
     @property
     def counts_on(self) -> bool:
-        """Whether each chunk says how many tokens there are so far."""
+        """True if each chunk reports the number of tokens so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def sampling(self, max_tokens: int | None, *, logprobs: int | None, **constraint: Any) -> SamplingParams:
-        """The sampling parameters.
+        """Return the sampling parameters.
 
-        logprobs    how many likeliest tokens to report beside each; None reports nothing.
-        constraint  as keywords of SamplingParams, beside or in place of the body's own.
+        logprobs    number of likeliest tokens to report with each token; None reports no log-probabilities.
+        constraint  keywords of SamplingParams in addition to the body's own, or in their place.
         """
         given = {name: value for name in self.SAME_NAME if (value := getattr(self, name)) is not None}
         given |= {"n": self.n or 1, "max_tokens": max_tokens, "logprobs": logprobs is not None}
@@ -135,7 +135,7 @@ class Body(BaseModel):
         )
 
     def constraint(self) -> dict[str, Any]:
-        """The constraint as keywords of SamplingParams; {} for free text. ConfigError if there are two."""
+        """Return the constraint as keywords of SamplingParams; {} for free text. Raises ConfigError for two."""
         found: dict[str, dict[str, Any]] = {}
         if self.response_format is not None and (schema := schema_of_format(self.response_format)) is not None:
             found["response_format"] = {"json_schema": schema}
@@ -162,7 +162,7 @@ class Body(BaseModel):
 
 
 def _read_schema(name: str, value: Any) -> Any:
-    """A schema that is given as an object, or as its JSON text."""
+    """Parse a schema given as an object, or as its JSON text."""
     if not isinstance(value, str):
         return value
     import json

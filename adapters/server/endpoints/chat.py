@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a body to a request, and its completions and chunks to OpenAI's objects."""
+"""`/v1/chat/completions`: conversion of a body to a request, and of completions and chunks to OpenAI's objects."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class ChatBody(Body):
         return named_apart(map(Tool.from_openai, self.tools or ()))
 
     def form(self, runtime: Runtime) -> ToolFormat | None:
-        """How to read tool calls in the answer; None where it may have none."""
+        """Return the model's format of tool calls; None if the answer can contain none."""
         choice = ToolChoice.read(self.tool_choice, self.native_tools, parallel=self.parallel_tool_calls)
         return None if choice.mode == "none" else ToolFormat.learn(runtime.tokenizer)
 
     def to_request(self, runtime: Runtime) -> Request:
-        """The native request. Raises ConfigError or GrammarError for what no request can be made of."""
+        """Return the native request. Raises ConfigError or GrammarError for an invalid body."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ConfigError("max_tokens and max_completion_tokens were both given; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
@@ -67,7 +67,7 @@ class ChatBody(Body):
         return self.request(text, sampling)
 
     def _with_tools(self, form: ToolFormat, constraint: dict[str, Any]) -> dict[str, Any]:
-        """The constraint that lets the answer call tools, or be text under the body's own constraint."""
+        """Return a constraint that allows tool calls, or text under the body's own constraint."""
         choice = ToolChoice.read(self.tool_choice, self.native_tools)
         if choice.mode == "none":
             return constraint
@@ -84,7 +84,7 @@ class ChatBody(Body):
 
 
 class ChatWriter:
-    """Writes the answer of one call. One object for its life: a stream keeps its state in it."""
+    """A writer of the answer of one call. Each call needs its own: a stream keeps its state in it."""
 
     def __init__(self, body: ChatBody, envelope: Envelope, form: ToolFormat | None) -> None:
         self._form = form
@@ -101,7 +101,7 @@ class ChatWriter:
         return {**self._envelope.of("chat.completion"), "choices": choices, "usage": usage_of([done.usage])}
 
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
-        """The chunks of OpenAI's stream that say what `chunk` says."""
+        """Yield the chunks of OpenAI's stream for `chunk`."""
         index, envelope, usage = chunk.index, self._envelope, chunk.usage if self._counts_on else None
         if index not in self._begun:
             self._begun.add(index)
@@ -173,7 +173,7 @@ def _fields_of(delta: ToolDelta) -> dict[str, Any]:
 
 
 def logprobs_of(logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
-    """Log-probabilities in OpenAI's form; a token that a grammar forced has 0."""
+    """Return log-probabilities in OpenAI's form; a forced token has 0."""
     if logprobs is None:
         return None
     return {"content": [one.to_openai() for one in logprobs], "refusal": None}

@@ -30,7 +30,7 @@ class CompletionBody(Body):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One for each choice, before `n` multiplies them."""
+        """Return the prompts, before `n` multiplies them."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
@@ -41,11 +41,11 @@ class CompletionBody(Body):
 
     @property
     def needs_ids(self) -> bool:
-        """Whether the prompt's token ids are wanted before it runs."""
+        """True if the prompt's token ids are needed before it runs."""
         return self.echo or self.return_token_ids
 
     def to_calls(self, runtime: Runtime) -> list[Call]:
-        """One call for each prompt. Where `needs_ids`, this tokenises, so it belongs on a thread."""
+        """Return one call for each prompt. Tokenises if `needs_ids`, so a thread should run it."""
         limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         if limit == 0 and not self.echo:
             raise ConfigError("max_tokens is 0; it must be at least 1, or echo must be true")
@@ -69,12 +69,12 @@ class CompletionBody(Body):
 
 @dataclass
 class Call:
-    """One prompt and what is asked about it.
+    """One prompt and its requests.
 
-    echoed     the prompt's text, where the answer begins with it
-    ids        its token ids, where they are wanted
-    generate   the request that writes; None where only the prompt is scored
-    score      the request that gives the log-probabilities of the prompt
+    echoed     the prompt's text if the answer begins with it; else empty
+    ids        its token ids, if needed
+    generate   the request that generates; None if only the prompt is scored
+    score      the request for the log-probabilities of the prompt
     """
 
     echoed: str
@@ -87,14 +87,14 @@ class Call:
         return TokenOffsets(tokenizer, len(self.echoed), (self.ids or [])[-3:])
 
     def usage(self, completion: Completion) -> Usage:
-        """Return the usage of the call; a prompt that is scored is counted whole, its last token too."""
+        """Return the usage of the call; a scored prompt is counted whole, its last token too."""
         if self.generate is not None or self.ids is None:
             return completion.usage
         return replace(completion.usage, prompt_tokens=len(self.ids))
 
 
 class CompletionWriter:
-    """Writes the answer of one HTTP request. The choices of prompt i are those from i * n on."""
+    """A writer of the answer of one HTTP request. The choices of prompt i begin at i * n."""
 
     def __init__(self, body: CompletionBody, envelope: Envelope, calls: Sequence[Call], runtime: Runtime) -> None:
         self._body = body
@@ -123,7 +123,7 @@ class CompletionWriter:
         return {**self._envelope.of("text_completion"), "choices": choices, "usage": usage_of(usages)}
 
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
-        """The chunks of OpenAI's stream that say what `chunk` says."""
+        """Yield the chunks of OpenAI's stream for `chunk`."""
         index, text = number * self._n + chunk.index, chunk.text
         if index not in self._offsets:
             call = self._calls[number]
@@ -141,7 +141,7 @@ class CompletionWriter:
         yield self._envelope.chunk({**choice, **beside}, chunk.usage if self._body.counts_on else None)
 
     def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
-        """Return the chunks of a call that only scores its prompt, which has none of its own."""
+        """Return the chunks of a call that only scores its prompt, which generates none."""
         call = self._calls[number]
         if call.generate is None:
             for index in range(number * self._n, (number + 1) * self._n):
@@ -150,7 +150,7 @@ class CompletionWriter:
                 yield self._envelope.chunk(choice, call.usage(completion) if self._body.counts_on else None)
 
     def usages(self, completions: Sequence[Completion]) -> list[Usage]:
-        """Return the usage of each call of a stream, whose requests are one a call."""
+        """Return the usage of each call of a stream, which has one request per call."""
         return [call.usage(one) for call, one in zip(self._calls, completions, strict=True)]
 
     def _choice(
@@ -176,7 +176,7 @@ class CompletionWriter:
         return choice
 
     def _prompt_logprobs(self, call: Call, scored: Completion | None) -> list[TokenLogprob] | None:
-        """Those of the prompt's tokens; the first has none."""
+        """Return the log-probabilities of the prompt's tokens; the first has none."""
         if scored is None or call.ids is None or self._body.logprobs is None:
             return None
         rest = scored.logprobs or [] if len(call.ids) > 1 else []
@@ -187,9 +187,9 @@ class CompletionWriter:
 
 
 class TokenOffsets:
-    """The offset, in characters of an answer's text, at which each of its tokens begins.
+    """The start offsets of tokens, in characters of an answer's text.
 
-    start   the length of the text ahead of the tokens
+    start   length of the text before the tokens
     before  the last ids of the prompt
     """
 
@@ -198,7 +198,7 @@ class TokenOffsets:
         self.end = start
 
     def push(self, tokens: Iterable[TokenLogprob]) -> list[int]:
-        """Return where the next tokens begin. Tokens that share a character begin where the character does."""
+        """Return the start offsets of the next tokens. Tokens within one character have the character's offset."""
         offsets = []
         for one in tokens:
             offsets.append(self.end)
@@ -207,7 +207,7 @@ class TokenOffsets:
 
 
 def prompt_offsets(tokenizer: Tokenizer, call: Call) -> list[int]:
-    """Return where each token of an echoed prompt begins in its text, which may lack the first token's space."""
+    """Return the start offset of each token of an echoed prompt in its text, which may lack the first token's space."""
     offsets = TokenOffsets(tokenizer, 0)
     begins = offsets.push(TokenLogprob(i, "", None) for i in call.ids or ())
     missing = max(0, offsets.end - len(call.echoed))
@@ -231,8 +231,8 @@ def logprobs_of(
 ) -> dict[str, Any]:
     """Return log-probabilities in the form of the older API.
 
-    offsets  where each token begins in the text
-    scored   whether the first token has no log-probability, because it begins the prompt
+    offsets  start offset of each token in the text
+    scored   True if the first token has no log-probability, because it begins the prompt
     """
     tokens = [token_text(tokenizer, one.token_id) for one in logprobs]
     values, tops = [], []

@@ -1,4 +1,4 @@
-"""What routers, monitors and clients ask about a server: its models, health, version and capacity."""
+"""Routes for routers, monitors and clients: models, health, version and capacity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def info_routes(server: Server) -> list[Route]:
-    """The routes that answer without running the model."""
+    """Return the routes that answer without running the model."""
     created = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def info_routes(server: Server) -> list[Route]:
         return JSONResponse({"status": "ok"})
 
     async def metrics(http: HttpRequest) -> Response:
-        text = await asyncio.to_thread(server.metrics.text)  # of replicas elsewhere, figures take as long as an answer
+        text = await asyncio.to_thread(server.metrics.text)  # the figures of remote replicas take as long as an answer
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(http: HttpRequest) -> Response:

@@ -1,4 +1,4 @@
-"""The page at `/`: model, load, hit rate over time and the requests that run; and `/stats`, which it reads."""
+"""The page at `/`: model, load, hit rate over time and the running requests; and `/stats`, its data."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 EVERY_S = 2.0
 NUM_SAMPLES = 300
-LISTED = 50  # open requests that `/stats` lists
+LISTED = 50  # limit of the open requests in `/stats`
 
 
 class History:
-    """What the engine's counters were every two seconds, for ten minutes."""
+    """Samples of the engine's counters, every two seconds, for ten minutes."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -33,13 +33,13 @@ class History:
         self._last = (0, 0, 0)
 
     async def keep(self) -> None:
-        """Take samples for ever."""
+        """Take samples until cancelled."""
         while True:
             await asyncio.to_thread(self.sample)
             await asyncio.sleep(EVERY_S)
 
     def sample(self) -> None:
-        """Add one: the hit rate of the prompts since the last one, tokens a second, sequences that run and wait."""
+        """Add one sample: hit rate of the prompts since the last one, tokens per second, number of sequences."""
         stats = self._server.runtime.stats()
         now = (stats.cached_tokens, stats.prompt_tokens, stats.completion_tokens)
         cached, prompts, written = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
@@ -55,7 +55,7 @@ class History:
         )
 
     def stats(self) -> dict[str, Any]:
-        """All that the page shows."""
+        """Return all values that the page shows."""
         server, stats = self._server, self._server.runtime.stats()
         counts = {k: v for k, v in asdict(stats).items() if k != "open"}
         opened = [asdict(one) for one in stats.open[:LISTED]]
@@ -74,12 +74,12 @@ class History:
 
 @cache
 def page_html() -> str:
-    """The page: one file without anything from elsewhere."""
+    """Return the page: one file that loads no other resource."""
     return Path(__file__).with_name("page.html").read_text()
 
 
 def page_routes(server: Server, history: History) -> list[Route]:
-    """The routes of both."""
+    """Return the routes of the page and its data."""
 
     async def page(http: HttpRequest) -> Response:
         return HTMLResponse(page_html())

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, compatible with vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TokenizeBody(BaseModel):
-    """A text, or messages that are rendered with the chat template."""
+    """A text, or messages to render with the chat template."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,7 +55,7 @@ class DetokenizeBody(BaseModel):
 
 
 def token_routes(server: Server) -> list[Route]:
-    """The routes of all three."""
+    """Return the three routes."""
 
     async def tokenizer_info(http: HttpRequest) -> Response:
         hf = server.runtime.tokenizer.hf

@@ -21,11 +21,11 @@ from graftlm.core.errors import (
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error response.
 
-    param        the field of the request's body that is at fault.
-    code         a short name that programs compare.
-    retry_after  seconds after which to try again.
+    param        the field of the request's body at fault.
+    code         a short name for programs.
+    retry_after  seconds until the client may try again.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ _BY_TYPE: tuple[tuple[type[GraftError], int, str, str | None], ...] = (
 
 
 def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> ApiError:
-    """The answer that tells a client of `error`.
+    """Return the response for `error`.
 
-    fields  names of the request's body: one that the message begins with is the field at fault, with what of it.
+    fields  names of the request's body: if the message begins with one, that field, with its subfields, is at fault.
     """
     if isinstance(error, ApiError):
         return error
@@ -77,7 +77,7 @@ def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> Api
 
 
 def invalid_body(error: ValidationError, known: frozenset[str]) -> ApiError:
-    """The 400 that names the first field at fault."""
+    """Return the 400 that names the first invalid field."""
     first: Any = error.errors(include_url=False, include_context=False)[0]
     path = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
     if first["type"] == "json_invalid":
@@ -96,5 +96,5 @@ def invalid_body(error: ValidationError, known: frozenset[str]) -> ApiError:
 
 
 def _is_branch(part: object) -> bool:
-    """Whether a part of an error's place names a branch of a union rather than a field."""
+    """Return True if a part of an error's location names a branch of a union instead of a field."""
     return isinstance(part, str) and bool(re.search(r"[\[\](]|^(str|int|bool|float)$", part))

@@ -1,4 +1,4 @@
-"""The two ways an answer leaves: as one JSON object, or as server-sent events. Both end the request with its client."""
+"""The two forms of an answer: one JSON object, or server-sent events. Both cancel the requests on a disconnect."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ EVENTS = [
 
 
 class Writer(Protocol):
-    """Turns completions and chunks into the answer of one endpoint.
+    """Conversion of completions and chunks to the answer of one endpoint.
 
     whole   the JSON object of an answer that is not streamed
-    pieces  the events of a chunk of request `number`;  ended: those when it has completed
+    pieces  the events of a chunk of request `number`;  ended: the events of its completion
     usages  the token counts of a stream whose requests have completed, in the order of the requests
     """
 
@@ -50,7 +50,7 @@ class Writer(Protocol):
 
 
 class WholeAnswer(Response):
-    """One JSON object, when all requests have ended."""
+    """One JSON object, sent when all requests have ended."""
 
     def __init__(self, answer: Answer, writer: Writer, fields: frozenset[str]) -> None:
         self.answer, self.writer, self.fields = answer, writer, fields
@@ -70,11 +70,11 @@ class WholeAnswer(Response):
 
 
 class EventStream(Response):
-    """Server-sent events. What a step wrote for one HTTP request leaves in one write.
+    """Server-sent events. The chunks of one step for one HTTP request are one write.
 
-    The status is sent with the first event, so a request that fails before it gets an error's status. From then on
-    text is written where the engine's events arrive, without waking up this response's task; the task writes the end,
-    and what a client that reads slowly has kept waiting.
+    The first event carries the status, so a request that fails before it gets an error's status. Later chunks are
+    written in the callback that receives the engine's events, without waking this response's task; the task writes the
+    end, and the chunks that a slow client has delayed.
     """
 
     def __init__(self, answer: Answer, writer: Writer, envelope: Envelope, fields: frozenset[str]) -> None:
@@ -90,7 +90,7 @@ class EventStream(Response):
         async with _while_connected(self.answer, receive):
             while len(self._completions) < len(self.answer.requests):
                 events = await self.answer.events()
-                self.answer.write_at_once = None  # until what this task sends is sent
+                self.answer.write_at_once = None  # until this task's own write is complete
                 if self._error is not None:
                     raise self._error
                 if self._blocked is not None:
@@ -109,7 +109,7 @@ class EventStream(Response):
             await self._send(b"".join([*end, DONE]), send, more=False)
 
     def _read(self, events: Events) -> tuple[bytes, BaseException | None]:
-        """The bytes that say what happened, and what the request failed with."""
+        """Return the bytes of the events, and the error that ended the request."""
         if len(events) == 1 and isinstance(events[0][1], Chunk):
             return b"".join(self.writer.pieces(*events[0])), None  # type: ignore[arg-type]
         chunks: dict[int, list[Chunk]] = {}
@@ -132,7 +132,7 @@ class EventStream(Response):
         return b"".join([*written, *ended]) or (PING if pinged else b""), None
 
     def _write_at_once(self, events: Events) -> bool:
-        """Send text, and nothing but text; False leaves it to the task. Called on the loop, outside of any task."""
+        """Send chunks only; return False to leave the events to the task. Called on the loop, outside of any task."""
         if self._blocked is not None or any(item.__class__ is not Chunk for _, item in events):
             return False
         assert self._bare_send is not None
@@ -143,8 +143,8 @@ class EventStream(Response):
                 self._blocked = _Rest(sending, sending.send(None))
                 self.answer.wake()
         except StopIteration:
-            pass  # it is sent
-        except Exception as error:  # of this stream alone: the loop goes on with the others
+            pass  # the write is complete
+        except Exception as error:  # ends this stream alone: the loop continues with other answers
             self._error = error
             self.answer.wake()
         return True
@@ -156,7 +156,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _fail(self, error: BaseException, send: Send) -> None:
-        """After the headers, an error is the last event, and no [DONE] follows."""
+        """Send an error as the last event, without [DONE]; raise it if the headers are not sent yet."""
         self.answer.cancel()
         if isinstance(error, RequestCancelled):
             return
@@ -167,7 +167,7 @@ class EventStream(Response):
 
 
 class _Rest:
-    """The rest of a coroutine that was begun outside of a task and waits for a future."""
+    """The rest of a coroutine that was started outside of a task and waits for a future."""
 
     def __init__(self, coroutine: Any, waits_for: Any) -> None:
         self._coroutine = coroutine
@@ -180,14 +180,14 @@ class _Rest:
 
 @asynccontextmanager
 async def _while_connected(answer: Answer, receive: Receive) -> AsyncIterator[None]:
-    """Cancel the requests when the client goes, or when the block ends for any other reason."""
+    """Cancel the requests when the client disconnects, or when the block ends for any other reason."""
 
     def gone(task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
             answer.cancel()
 
     watch = asyncio.ensure_future(receive())
-    watch.add_done_callback(gone)  # after the body there is nothing to receive but http.disconnect
+    watch.add_done_callback(gone)  # after the body, only http.disconnect can arrive
     try:
         yield
     finally:
@@ -197,7 +197,7 @@ async def _while_connected(answer: Answer, receive: Receive) -> AsyncIterator[No
 
 
 def merged(chunks: list[Chunk]) -> Iterable[Chunk]:
-    """Chunks of one request that arrived together, joined by index: one message instead of several."""
+    """Join chunks of one request that arrived together, by index: one message instead of several."""
     if len(chunks) == 1:
         return chunks
     by_index: dict[int, Chunk] = {}

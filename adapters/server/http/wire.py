@@ -1,4 +1,4 @@
-"""What all objects of one answer share, and the bytes of a server-sent event."""
+"""Envelope: the fields that all objects of one answer share; and the bytes of a server-sent event."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PING = b": ping\n\n"
 
 
 def escaped(text: str) -> bytes:
-    """A text as JSON, in ASCII: no line separator of Unicode can break an event."""
+    """Return a text as JSON in ASCII, so that Unicode's line separators cannot break an event."""
     return encode_basestring_ascii(text).encode()
 
 
 def event(value: Any) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -40,16 +40,16 @@ class Envelope:
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
     def chunk(self, choice: dict[str, Any], usage: Usage | None = None) -> bytes:
-        """A chunk with one choice; `usage` is what there is so far, where each chunk says it."""
+        """Return a chunk with one choice; `usage` is the count so far, if each chunk reports it."""
         beside = {"usage": usage_of([usage]) if usage is not None else None} if self.with_usage or usage else {}
         return event({**self.of(self.object), "choices": [choice], **beside})
 
     def usage(self, usages: Iterable[Usage]) -> bytes:
-        """The chunk that only counts tokens."""
+        """Return the chunk that contains only token counts."""
         return event({**self.of(self.object), "choices": [], "usage": usage_of(usages)})
 
     def around(self, index: int, before: bytes, after: bytes) -> tuple[bytes, bytes]:
-        """The bytes of a chunk with one choice before and after its text; made once, then only concatenated."""
+        """Return the bytes of a chunk with one choice before and after its text, to be cached by the caller."""
         found = self._heads.get((index, before))
         if found is None:
             head = json.dumps(self.of(self.object), separators=(",", ":")).encode()[:-1]
@@ -60,7 +60,7 @@ class Envelope:
 
 
 def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
-    """Token counts in OpenAI's form; those that a grammar forced have a key of their own."""
+    """Return token counts in OpenAI's form; forced tokens have a key of their own."""
     total = sum(usages, Usage())
     return {
         "prompt_tokens": total.prompt_tokens,
