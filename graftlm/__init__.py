@@ -1,11 +1,11 @@
-"""GraftLM: a fast language-model runtime under the frameworks you already write in.
+"""GraftLM: a fast language-model runtime under LangChain, DSPy, LlamaIndex and Guidance.
 
     import graftlm as gl
 
     with gl.Runtime("sprout") as runtime:
         print(runtime.generate("The capital of France is", max_tokens=8).text)
 
-Names are resolved when they are first used, so importing this package loads neither torch nor a framework.
+Names are resolved on first use, so importing this package loads neither torch nor a framework.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # "as" makes each of these a public name to type checkers; _HOME below says the same at run time.
+    # "as" exports each name to type checkers; _HOME below exports it at run time.
     from graftlm.core.config import (
         CacheConfig as CacheConfig,
         EngineConfig as EngineConfig,

@@ -1,4 +1,4 @@
-"""`python -m graftlm` is the command `graftlm`."""
+"""The command `graftlm`, as `python -m graftlm`."""
 
 from graftlm.cli import main
 

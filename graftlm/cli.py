@@ -54,16 +54,16 @@ Model = Annotated[str, typer.Option(help="Hugging Face name, local path, or 'spr
 
 def print_json(value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    typer.echo(text.encode("utf-8", "backslashreplace").decode())  # half a character is written as JSON writes it
+    typer.echo(text.encode("utf-8", "backslashreplace").decode())  # lone surrogates are escaped as in JSON
 
 
 def print_table(table: Table) -> None:
-    """To a terminal as wide as that is, elsewhere as wide as any table needs."""
+    """Print in the width of the terminal; in 120 columns, which every table fits, if there is none."""
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def _failed(comparisons: list[Comparison]) -> int:
-    """Say on standard error which engines failed; the exit status."""
+    """Print the failed engines on standard error; return the exit status."""
     from graftlm.ab.report import failures
 
     lines = failures(comparisons)
@@ -178,7 +178,7 @@ def ab(
 
 
 def _check_faults(pipeline: Path, names: list[str], model: str, options: dict[str, Any], as_json: bool) -> None:
-    """`graftlm ab --check`: exit status 1 if a planted fault was not found."""
+    """Run `graftlm ab --check`; exit with status 1 if a planted fault is not found."""
     from graftlm.ab.compare import check
 
     if not names:
@@ -258,7 +258,7 @@ def generate(
     regex: Annotated[str | None, typer.Option(help="Answer in text that this matches.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text, printed as it comes. Greedy unless --temperature is above 0."""
+    """Generate text and print each token at once. Greedy unless --temperature is above 0."""
     from graftlm import Runtime
 
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -282,7 +282,7 @@ def warm(
     model: Annotated[str, typer.Argument(help="Hugging Face name, local path, or 'sprout'.")] = "sprout",
     as_json: AsJson = False,
 ) -> None:
-    """Prepare what a first process computes, such as compiled CPU loops, and keep it on disk: for images and CI."""
+    """Compute the caches of a first process, such as compiled CPU loops, and keep them on disk: for images and CI."""
     from graftlm.core.model.warm import warm_model
 
     started = time.perf_counter()
@@ -306,7 +306,7 @@ def explain(
     strict: Annotated[bool, typer.Option(help="Close objects that do not say otherwise.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Which engine keeps which part of a schema, how much of it is forced, what is refused and what would be taken."""
+    """Print the engine of each part of a schema, its share of forced text, and errors with their remedies."""
     from graftlm.core.grammar.explain import explain as explain_spec
     from graftlm.core.grammar.picture import MAX_STATES
     from graftlm.core.grammar.spec import JsonSchema, Options
@@ -327,7 +327,7 @@ def explain(
 
 @app.command()
 def plugins(as_json: AsJson = False) -> None:
-    """What is installed, what each plugin offers, which one is broken and why."""
+    """List the installed plugins with their offers, and the error of each broken one."""
     from graftlm.plugins import manager
 
     loaded = manager.load().plugins
@@ -359,7 +359,7 @@ def info(
     model: Annotated[str | None, typer.Option(help="Say how this model would run here, without its weights.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Versions, devices and the embedded model, as found on this machine; with --model, how it would run here."""
+    """Print this machine's versions, devices and embedded model; with --model, the execution of that model here."""
     if model is not None:
         from graftlm.trial import execution_of
 

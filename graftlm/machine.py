@@ -1,4 +1,4 @@
-"""What GraftLM runs on: versions, processors, memory."""
+"""Versions, processors and memory of this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PACKAGES = (
     "torch", "triton", "transformers", "langchain-core", "dspy", "llama-index-core", "guidance", "flashinfer-python",
 )  # fmt: skip
 SLIGHT = 0.25
-"""So much use of a core leaves it idle: a desktop is never quite still."""
+"""Use of a core, in cores, below which it counts as idle: desktops always have some load."""
 
 
 def version_of(package: str) -> str | None:
-    """The installed version; None if there is none."""
+    """Return the installed version; None for a package that is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -26,7 +26,7 @@ def version_of(package: str) -> str | None:
 
 
 def processor() -> str:
-    """The processor's own name where the system tells it."""
+    """Return the processor's name, or its architecture if the system has no name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -36,12 +36,12 @@ def processor() -> str:
 
 
 def num_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_core_seconds() -> float:
-    """CPU time that all processes of this machine have used, with what other virtual machines took of its cores."""
+    """Return the CPU seconds of all processes of this machine, with the time that other virtual machines took."""
     import psutil
 
     times = psutil.cpu_times()._asdict()
@@ -49,7 +49,7 @@ def busy_core_seconds() -> float:
 
 
 def idle_cores(seconds: float = 0.5) -> int:
-    """Cores this process may use that other programs leave idle while it looks on for some seconds; at least 1."""
+    """Return the number of this process's cores that other programs leave idle, at least 1; measures for `seconds`."""
     before, started = busy_core_seconds(), time.perf_counter()
     time.sleep(seconds)
     busy = (busy_core_seconds() - before) / (time.perf_counter() - started)
@@ -57,12 +57,12 @@ def idle_cores(seconds: float = 0.5) -> int:
 
 
 def cores_left(own: int, cores: int, busy: float) -> int:
-    """The whole cores left of `own`, on a machine with `cores` of which `busy` are used on average."""
+    """Return the number of whole cores left of `own`, on a machine with `cores` of which `busy` are used on average."""
     return max(1, min(own, math.floor(cores - busy + SLIGHT)))
 
 
 def describe() -> dict[str, Any]:
-    """Everything of the above; loads torch to ask for devices."""
+    """Return all properties of the machine; loads torch to find devices."""
     import psutil
     import torch
 

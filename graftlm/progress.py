@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, Spinn
 
 
 class Progress:
-    """A bar per step of an engine: how many model calls it has answered.
+    """Progress bars, one per step of an engine, that show its answered model calls.
 
-    The first round of an engine shows how many calls there are; the bars of its later rounds then have that length.
+    The first round of an engine measures the number of calls, which is the length of the bars of its later rounds.
     """
 
     def __init__(self, quiet: bool = False) -> None:

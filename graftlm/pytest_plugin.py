@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def ab(pytestconfig: pytest.Config) -> Callable[..., Comparison]:
-    """`graftlm.ab.compare` with paths relative to pytest's root directory."""
+    """Return `graftlm.ab.compare` with paths relative to pytest's root directory, cached for equal arguments."""
     from graftlm.ab import compare, report
 
     known: dict[tuple[Any, ...], Comparison] = {}

@@ -1,4 +1,4 @@
-"""Text files that a user names on the command line."""
+"""Reading of text files that a user names on the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graftlm.core.errors import ConfigError
 def read_text(path: Path) -> str:
     """Return the text of a file in UTF-8, without a byte order mark.
 
-    Raises: ConfigError for a file that cannot be read, or holds a byte that is no UTF-8.
+    Raises: ConfigError for a file that cannot be read, or that is not UTF-8.
     """
     try:
         return path.read_bytes().decode("utf-8-sig")

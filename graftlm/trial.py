@@ -1,4 +1,4 @@
-"""How a model would run here, judged by a small model of its configuration with random weights: no weights are read."""
+"""The execution of a model on this machine, derived from a small model with its configuration and random weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = {
     "topk_group": 1, "shared_expert_intermediate_size": 32, "vocab_size_per_layer_input": 512,
     "first_k_dense_replace": 1,
 }  # fmt: skip
-"""Fields of a configuration that say how large a model is, not how it computes."""
+"""Sizes of the small model by field of a configuration: fields that do not change how a model computes."""
 HEADS = ("num_attention_heads", "n_head", "num_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 WIDTHS = ("hidden_size", "n_embd", "d_model")
@@ -23,9 +23,9 @@ MAX_LAYERS = 8
 
 
 def small_config(config: Any) -> Any:
-    """A copy of the decoder's configuration with few and small layers, of each kind one at least.
+    """Return a copy of the decoder's configuration with few and small layers, at least one of each kind.
 
-    The size of a head, windows, norms, rotations and everything else stays.
+    The size of a head, windows, norms, rotations and all other fields stay.
     """
     from graftlm.core.loaded_model import text_config
 
@@ -58,14 +58,14 @@ def small_config(config: Any) -> Any:
 
 
 def _until_all(kinds: list[str]) -> int:
-    """How many layers there are until each kind has come once."""
+    """Return the number of first layers that contain each kind at least once."""
     return max(list(kinds).index(kind) for kind in set(kinds)) + 1
 
 
 def execution_of(model: str, *, device: str = "auto", trust_remote_code: bool = False) -> str:
-    """How `model` would run on this machine, and why not faster, in one line.
+    """Return the execution of `model` on this machine in one line, with the reason for a slower path.
 
-    Raises ModelError if its configuration cannot be read, or no small model can be made of it.
+    Raises ModelError if its configuration cannot be read, or no small model can be built from it.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""Two reports side by side: whether an engine's ratio has changed beyond the intervals of both."""
+"""Comparison of two reports: changes of an engine's ratio beyond both intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = ("pipeline", "engine", "ratio before", "ratio now", "change", "equal b
 
 @dataclass(frozen=True)
 class Change:
-    """One engine of one pipeline in both reports. Figures are those of `report.figures`."""
+    """One engine of one pipeline in both reports. Figures have the form of `report.figures`."""
 
     pipeline: str
     engine: str
@@ -27,7 +27,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """Whether it is "faster" or "slower" beyond both intervals, else "no change"; "unknown" without them."""
+        """The change beyond both intervals: "faster", "slower" or "no change"; "unknown" without intervals."""
         old, new = ratio_of(self.before), ratio_of(self.now)
         if old is None or new is None or None in (old.low, old.high, new.low, new.high):
             return "unknown"
@@ -35,7 +35,7 @@ class Change:
         return "faster" if new.low > old.high else "slower" if new.high < old.low else "no change"
 
     def cells(self) -> tuple[str, ...]:
-        """One row of text, under COLUMNS."""
+        """Return one row of text, under COLUMNS."""
         sides = (self.before, self.now)
         ratios = [str(found) if (found := ratio_of(side)) else "–" for side in sides]
         equal = [f"{side['equal']}/{side['answers']}" if side.get("equal") is not None else "–" for side in sides]
@@ -50,7 +50,7 @@ def ratio_of(figures: Mapping[str, Any]) -> Ratio | None:
 
 
 def read_report(folder: Path) -> list[dict[str, Any]]:
-    """The figures of an earlier report. Raises: ConfigError if `folder` holds none."""
+    """Return the figures of an earlier report. Raises: ConfigError if `folder` holds none."""
     path = folder / "report.json"
     try:
         found: list[dict[str, Any]] = json.loads(read_text(path))
@@ -63,7 +63,7 @@ def read_report(folder: Path) -> list[dict[str, Any]]:
 
 
 def changes(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """The engines that both reports have. Raises: ConfigError if there is none besides the baselines."""
+    """Return the engines in both reports, without the baselines. Raises: ConfigError if there is none."""
     known = {(one["pipeline"], run["engine"]): run for one in before for run in one["runs"]}
     found = [
         Change(one["pipeline"], run["engine"], known[one["pipeline"], run["engine"]], run)

@@ -22,20 +22,20 @@ from graftlm.progress import Progress
 MIN_ROUNDS = 3
 MAX_ROUNDS = 30
 MINUTES = 5.0
-"""Minutes in which the rounds begin that a ratio needs, where no number is given."""
+"""Minutes of the rounds that a ratio needs, by default; later rounds do not begin."""
 NARROWING_MINUTES = 1.0
-"""Minutes in which further rounds begin, which narrow an interval."""
+"""Minutes of the further rounds that narrow an interval."""
 MAX_EXPLAINED = 5
-"""Differing answers of each engine whose first differing token is searched."""
+"""Limit of the differing answers of each engine whose first differing token is searched."""
 MAX_SHOWN = 80
-"""Characters of an input that raised."""
+"""Limit of the characters of a raising input in a message."""
 NARROW = 0.22
 """Width of an interval, relative to its ratio, that needs no further rounds: a fifth of it is between runs."""
 BUSY = (
     "Every engine had {} thread{}, because other programs used some of the {} cores when the comparison began; "
     "--threads sets another number."
 )
-"""Threads that wait for each other take many times as long where one of them has no core."""
+"""Message for engines of several threads that lack a core: busy-waiting makes them many times slower."""
 
 
 class Setup(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""What an endpoint's tokens cost."""
+"""The price of an endpoint's tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graftlm.core.errors import ConfigError
 
 
 def read_prices(text: str | None) -> tuple[float, float] | None:
-    """Prices of a million prompt and completion tokens, from "0.15,0.6". Raises: ConfigError for anything else."""
+    """Parse prices of a million prompt and completion tokens, as "0.15,0.6". Raises: ConfigError for any other text."""
     if text is None:
         return None
     try:
@@ -25,9 +25,9 @@ def read_prices(text: str | None) -> tuple[float, float] | None:
 
 
 def cost_of(engine: str, model: str, work: Work, prices: tuple[float, float] | None) -> float | None:
-    """What one round cost. None for an engine on this machine, and where tokens or prices are not known.
+    """Return the price of one round; None for an engine on this machine, or if tokens or prices are unknown.
 
-    Without `prices` the package genai-prices is asked, if it is installed.
+    Without `prices` the package genai-prices supplies them, if it is installed.
     """
     name, _, url = engine.partition(":")
     if name != "openai" or work.prompt_tokens is None or work.completion_tokens is None:
@@ -41,5 +41,5 @@ def cost_of(engine: str, model: str, work: Work, prices: tuple[float, float] | N
     usage: Any = genai_prices.Usage(input_tokens=work.prompt_tokens, output_tokens=work.completion_tokens)
     try:
         return float(genai_prices.calc_price(usage, model, provider_api_url=url).total_price)
-    except LookupError:  # it does not know the model
+    except LookupError:  # a model without a known price
         return None

@@ -65,10 +65,10 @@ def render(
     details: tuple[Sequence[str], Rows] = ((), ()),
     against: tuple[Sequence[str], Rows] = ((), ()),
 ) -> str:
-    """The page.
+    """Return the page.
 
     tables   each comparison with the rows of its table, under `columns`
-    command  how the comparison can be repeated
+    command  the command line that repeats the comparison
     details  columns and rows of the second table, times and memory
     against  columns and rows of the comparison with an earlier report
     """
@@ -108,7 +108,7 @@ def render(
 
 
 def summary(comparison: Comparison) -> str:
-    """One sentence: how much faster, and whether the answers are the same."""
+    """Return one sentence: the speed-up, and the number of equal answers."""
     said = []
     for result in comparison.results[1:]:
         found = comparison.ratio(result)

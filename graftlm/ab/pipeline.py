@@ -1,4 +1,4 @@
-"""Pipeline: a Python file of the user's own, on which engines are compared."""
+"""Pipeline: a user's Python file on which engines are compared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_RUN = (
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine of a pipeline. `open(model)` is the constructor line: it returns what `run` takes as `llm`."""
+    """One engine of a pipeline. `open(model)` is the constructor line: it returns the argument `llm` of `run`."""
 
     label: str
     open: Callable[[str], Any]
@@ -39,16 +39,16 @@ class Engine:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A file that defines
+    """A pipeline, loaded from a file that defines
 
     run(llm, inputs) -> list      the pipeline: a list with one answer per input, in order; may be `async`
-    run_dspy(llm, inputs), ...    instead of `run`: the same pipeline in several frameworks, of which one is chosen
+    run_dspy(llm, inputs), ...    instead of `run`: the same pipeline in several frameworks; one is selected
     inputs() -> list              the inputs, or a list of this name; without it there is one, None
     warm_up() -> list             inputs to run before the measurement; without it, the first input is held out
-    right(input, answer) -> bool  whether an answer is right, where that can be told
-    framework = "dspy"            where the file's imports do not tell; each framework knows its engines by name
-    max_tokens = 256              generated tokens per call at most, for engines by name
-    name(model), ...              one function per engine that is not known by name, or is to be built otherwise;
+    right(input, answer) -> bool  judges an answer; optional
+    framework = "dspy"            required if the file's imports do not show it; each framework has engines by name
+    max_tokens = 256              limit of generated tokens per call, for engines by name
+    name(model), ...              one function per engine without a known name, or with another constructor;
                                   `name:argument` on the command line calls name(model, argument)
     """
 
@@ -65,9 +65,9 @@ class Pipeline:
 
     @classmethod
     def load(cls, path: Path, framework: str | None = None) -> Pipeline:
-        """Import the file and read what it defines. Raises: ConfigError if it is no pipeline.
+        """Import the file and read its definitions. Raises: ConfigError if it is no pipeline.
 
-        framework  which of the file's `run_<framework>` to take
+        framework  selects one of the file's `run_<framework>`
         """
         if path.is_file() and not _may_define_run(read_text(path)):
             raise ConfigError(NO_RUN.format(str(path)))  # a script: importing it would run it
@@ -98,7 +98,7 @@ class Pipeline:
 
     @classmethod
     def of_script(cls, path: Path, constructor: str) -> Pipeline:
-        """A script, unchanged but for its calls of `constructor`: one input, and what it prints is the answer."""
+        """Load a script with its calls of `constructor` replaced; it has one input, its printed text is the answer."""
         script = Script.load(path, constructor)
         notes = [f"Arguments of {constructor} that no engine was given: {', '.join(script.unused)}."]
         engines = named_engines(script.framework, script.max_tokens or MAX_TOKENS)
@@ -109,7 +109,7 @@ class Pipeline:
         )  # fmt: skip
 
     def engine(self, spec: str) -> Engine:
-        """The engine called `name` or `name:argument`. Raises: ConfigError, listing the known ones."""
+        """Return the engine `name` or `name:argument`. Raises: ConfigError, listing the known ones."""
         name, colon, argument = spec.partition(":")
         if name not in self.constructors:
             known = ", ".join(self.constructors) or "none"
@@ -131,7 +131,7 @@ class Pipeline:
     def answer(self, llm: Any, inputs: Sequence[Any]) -> list[Any]:
         """Call `run` with copies of the inputs, which it may change.
 
-        Raises: ConfigError unless it returns a list or tuple with one answer per input, none of them still to come.
+        Raises: ConfigError unless it returns a list or tuple with one complete answer per input.
         """
         answers: Any = self.run(llm, _copied(inputs))
         if inspect.isawaitable(answers):
@@ -160,19 +160,19 @@ Run = Callable[[Any, Sequence[Any]], list[Any]]
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of pipelines whose `run` is asynchronous, the same for all rounds: clients keep connections in it."""
+    """Return the event loop of asynchronous pipelines, one for all rounds: clients keep connections in it."""
     return asyncio.new_event_loop()
 
 
 def _copied(value: Any) -> Any:
-    """Lists, dicts, sets and tuples anew, with the same objects in them: a chat history begins each round as given."""
+    """Copy lists, dicts, sets and tuples, but not the objects in them: a chat history begins each round unchanged."""
     if type(value) is dict:
         return {key: _copied(one) for key, one in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
 
 
 def _may_define_run(source: str) -> bool:
-    """Whether `run` or a `run_<framework>` may be a name of the file; True too for what Python cannot read."""
+    """Return True if the file may define `run` or a `run_<framework>`, or has a syntax error."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError:
@@ -184,7 +184,7 @@ def _may_define_run(source: str) -> bool:
 
 
 def _program(path: Path, functions: Mapping[str, Any], framework: str | None) -> tuple[Run, str | None]:
-    """`run`, or the `run_<framework>` that was asked for, and its framework."""
+    """Return `run`, or the selected `run_<framework>`, and its framework."""
     several = {name.removeprefix("run_"): f for name, f in functions.items() if name.removeprefix("run_") in FRAMEWORKS}
     if several and (framework is not None or "run" not in functions):
         if framework not in several:
@@ -199,7 +199,7 @@ def _program(path: Path, functions: Mapping[str, Any], framework: str | None) ->
 
 
 def _function(path: Path, name: str, value: Any) -> Callable[..., Any]:
-    """What a file has under a name of DATA that is no function of its own: an imported one, or a list in its place."""
+    """Return the value of a name of DATA as a function: an imported function, or one that returns a list."""
     if callable(value):
         return cast(Callable[..., Any], value)
     if name == "right" or not isinstance(value, (list, tuple)):
@@ -210,7 +210,7 @@ def _function(path: Path, name: str, value: Any) -> Callable[..., Any]:
 
 
 def _inputs(path: Path, functions: Mapping[str, Callable[..., Any]]) -> tuple[list[Any], list[Any]]:
-    """The inputs to measure, and those to warm up with."""
+    """Return the inputs to measure and the inputs of the warm-up."""
     inputs = list(functions["inputs"]()) if "inputs" in functions else [None]
     if not inputs:
         raise ConfigError(f"inputs() of pipeline {str(path)!r} is empty; it must give at least one input")
@@ -220,9 +220,9 @@ def _inputs(path: Path, functions: Mapping[str, Callable[..., Any]]) -> tuple[li
 
 
 def _import(path: Path, caught: CaughtErrors) -> ModuleType:
-    """Import a file by its path, under a name of its own: `dspy.py` must not stand in for the package.
+    """Import a file by its path, under a unique name: a file `dspy.py` must not replace the package.
 
-    It finds the modules beside it, after all others for the same reason.
+    Modules in its folder are found after all installed ones, for the same reason.
     """
     folder = path.resolve().parent
     name = f"graftlm_pipeline_{path.stem}"
@@ -239,9 +239,9 @@ def _import(path: Path, caught: CaughtErrors) -> ModuleType:
 
 
 def _import_namespaces(folder: Path) -> None:
-    """Import the installed packages without an `__init__.py`, as `llama_index`, that modules in `folder` are named as.
+    """Import installed namespace packages, such as `llama_index`, that a module in `folder` would hide.
 
-    Python prefers a module to such a package, wherever on `sys.path` it is.
+    Python prefers a module to a package without an `__init__.py`, in any order of `sys.path`.
     """
     for beside in sorted({path.stem for path in folder.glob("*.py")}):
         spec = importlib.util.find_spec(beside) if beside.isidentifier() and beside not in sys.modules else None

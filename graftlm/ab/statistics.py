@@ -1,4 +1,4 @@
-"""Ratio of two engines' wall times with its confidence interval."""
+"""The ratio of two engines' wall times with its confidence interval."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from itertools import pairwise
 from statistics import fmean, median
 
 BETWEEN_RUNS = 0.05
-"""Standard deviation of the logarithm of the ratio between runs that each have many rounds, on a machine that nobody
-else uses: processes start anew, with other memory, and a virtual machine's neighbours change."""
+"""Standard deviation of the logarithm of the ratio between runs of many rounds each, on an otherwise idle machine:
+processes start anew, with other memory, and a virtual machine's neighbours change.
+"""
 SPINNING = 5.0
-"""Several threads of a stock engine wait for each other at every step, awake: with half of their cores taken one was 15
-times as slow as alone, with an eighth twice as slow, which is 2 to 5 times the logarithm of 1 / (1 - lost)."""
+"""Factor of the logarithm of 1 / (1 - lost) for engines with several threads, which busy-wait for each other at every
+step. A stock engine was 15 times as slow without half of its cores, twice as slow without an eighth: factors 2 to 5.
+"""
 MIN_ROUNDS = 3
-"""Two rounds say next to nothing of a third: Student's t is 12.7 for them."""
+"""Least number of rounds for an interval: with two, Student's t is 12.7."""
 NUM_RESAMPLES = 4000
 Z_95 = 1.96
 MAX_CORRELATION = 0.9
@@ -26,9 +28,9 @@ T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of wall times, above 1 where the engine is faster than the baseline, and its 95 % confidence interval.
+    """A ratio of wall times with its 95 % confidence interval; above 1 if the engine is faster than the baseline.
 
-    `low` and `high` are None where fewer than MIN_ROUNDS were measured: there is no interval then.
+    `low` and `high` are None for fewer than MIN_ROUNDS rounds.
     """
 
     value: float
@@ -46,28 +48,28 @@ class Ratio:
 
 
 def ratio(baseline_s: Sequence[float], engine_s: Sequence[float], lost: float = 0.0, threads: int = 1) -> Ratio:
-    """The median ratio over interleaved rounds, with a 95 % interval that allows for what differs between runs too.
+    """Compute the median ratio over interleaved rounds, with a 95 % interval that includes the spread between runs.
 
     baseline_s, engine_s  wall times of the same rounds, in order
     lost                  share of their time, 0 to below 1, in which the engines' threads had no core
-    threads               of each engine
+    threads               compute threads of each engine
 
-    Three things are added up, as variances of the ratio's logarithm:
+    The variance of the ratio's logarithm is the sum of three:
 
-    - The rounds: a bootstrap of their median. Percentile intervals of a few rounds are too narrow, so it is stretched
-      by t / z * sqrt(n / (n - 1)). Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015). Rounds
-      that are alike because they follow each other, as where the machine's load drifts, count for fewer: by
-      sqrt((1 + r) / (1 - r)), where r is the correlation of each round with the next, if it is above 0.
-    - The run, which no number of rounds averages out: BETWEEN_RUNS.
-    - Other processes: threads without cores can take 1 / (1 - lost) times as long, of one engine more than of the
-      other. Half of that, as a logarithm, is taken for the difference between them; where an engine has several
-      threads, SPINNING times that logarithm.
+    - Rounds: a bootstrap of their median. Percentile intervals of a few rounds are too narrow, so it is stretched
+      by t / z * sqrt(n / (n - 1)). Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015). Correlated
+      rounds, as with a drifting load of the machine, count for fewer: by sqrt((1 + r) / (1 - r)), where r is the
+      correlation of each round with the next, if it is above 0.
+    - Runs, which no number of rounds averages out: BETWEEN_RUNS.
+    - Other processes: threads without cores can take 1 / (1 - lost) times as long, and one engine can lose more than
+      the other. The difference between them is half of the logarithm of this factor; for engines with several
+      threads, SPINNING times the logarithm.
     """
     logs = [math.log(a / b) for a, b in zip(baseline_s, engine_s, strict=True)]
     center, n = median(logs), len(logs)
     if n < MIN_ROUNDS:
         return Ratio(math.exp(center), None, None)
-    rng = random.Random(0)  # the same rounds always give the same interval
+    rng = random.Random(0)  # deterministic: the same rounds give the same interval
     medians = sorted(median(rng.choices(logs, k=n)) for _ in range(NUM_RESAMPLES))
     tail = int(0.025 * NUM_RESAMPLES)
     t = T_95[n - 2] if n - 2 < len(T_95) else Z_95
@@ -80,7 +82,7 @@ def ratio(baseline_s: Sequence[float], engine_s: Sequence[float], lost: float = 
 
 
 def _correlation(values: Sequence[float]) -> float:
-    """How much each value is like the one before it, -1 to 1; 0 for fewer than four, which cannot tell."""
+    """Return the correlation of each value with the previous one, -1 to 1; 0 for fewer than four values."""
     if len(values) < 4:
         return 0.0
     middle = fmean(values)
@@ -88,4 +90,4 @@ def _correlation(values: Sequence[float]) -> float:
     if not total:
         return 0.0
     found = sum((a - middle) * (b - middle) for a, b in pairwise(values)) / total
-    return found + (1 + 3 * found) / len(values)  # few values make it seem smaller. Source: Kendall, Biometrika 1954
+    return found + (1 + 3 * found) / len(values)  # corrects the bias of short series. Source: Kendall, Biometrika 1954

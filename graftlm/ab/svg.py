@@ -1,4 +1,4 @@
-"""The drawings of the HTML page: ratios with their intervals, calls over time, and what the time was spent on."""
+"""The drawings of the HTML page: ratios with their intervals, calls over time, and the time of each phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PHASES = {
 
 
 def intervals(comparison: Comparison) -> str:
-    """Each engine's ratio as a point on its interval."""
+    """Draw each engine's ratio as a point on its interval."""
     found = [(result.engine, ratio) for result in comparison.results[1:] if (ratio := comparison.ratio(result))]
     if not found:
         return "<p>No engine has a ratio.</p>"
@@ -45,7 +45,7 @@ def intervals(comparison: Comparison) -> str:
 
 
 def timeline(comparison: Comparison) -> str:
-    """The model calls of each engine on one time axis: to the first token in one colour, from there in another."""
+    """Draw the model calls of each engine on one time axis, in two colours: before and after the first token."""
     shown = [(result.engine, wall_s, calls) for result in comparison.results if (wall_s := _wall(result))
              for calls in [_calls(result)] if calls]  # fmt: skip
     if not shown:
@@ -70,7 +70,7 @@ def timeline(comparison: Comparison) -> str:
 
 
 def phases(comparison: Comparison) -> str:
-    """What each engine's time was spent on, as one bar per engine."""
+    """Draw the time of each phase, as one bar per engine."""
     shown = [(result.engine, result.profile) for result in comparison.results if result.profile]
     if not shown:
         return ""

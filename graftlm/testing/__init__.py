@@ -1,4 +1,6 @@
-"""Stand-ins for weights, for tests of pipelines and plugins: nothing is downloaded, answers come in milliseconds.
+"""Test doubles of weights, for tests of pipelines and plugins: no download, and answers within milliseconds.
+
+They serve users' tests and this repository's; a runtime never loads them.
 
 from graftlm.adapters.langchain import ChatGraftLM
 from graftlm.testing import ScriptedModel

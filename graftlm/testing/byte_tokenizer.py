@@ -1,4 +1,4 @@
-"""A tokenizer that is built in memory: one token per byte."""
+"""A tokenizer with one token per byte, built in memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def byte_tokenizer(*, merges: Sequence[tuple[str, str]] = (), add_bos: bool = Fa
     """Build a tokenizer whose id of a byte is that byte; special tokens follow from 256 on.
 
     merges   pairs of BPE pieces in the byte alphabet, e.g. [("t", "h"), ("th", "e")]; their ids follow the specials.
-    add_bos  whether encoding puts "<|bos|>" first, as Llama's tokenizer does.
+    add_bos  True: encoding puts "<|bos|>" first, as Llama's tokenizer does.
 
     The end of a turn and of the text is "<|im_end|>". The chat template is ChatML with tools.
     """
@@ -72,7 +72,7 @@ def byte_tokenizer(*, merges: Sequence[tuple[str, str]] = (), add_bos: bool = Fa
 
 
 def _byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in byte-level BPE vocabularies."""
+    """Return the printable character of each byte in byte-level BPE vocabularies."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet, extra = [""] * 256, 256
     for byte in range(256):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 VOCAB_SIZE = 256 + 2 * len(SPECIALS)
-"""A little more than the byte tokenizer knows, as with most published models."""
+"""Size of the vocabulary: larger than the byte tokenizer's, as in most published models."""
 
 TINY: dict[str, Any] = {
     "hidden_size": 64,

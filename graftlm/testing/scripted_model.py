@@ -1,4 +1,4 @@
-"""A model whose answers are written down: the engine around it is the real one."""
+"""A model with scripted answers, in the real engine."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ Script = Callable[[str], str | bytes]
 
 _NUM_SLOTS = 1 << 16
 _NEXT, _END, _BLANK = 100.0, 80.0, -30.0
-"""Logits: of the script's next token, of the end of the text, of white space."""
+"""Logits of the script's next token, of the end of the text, and of white space."""
 _CLOSING = {b'"': 60.0, b"}": 40.0, b"]": 40.0}
-"""Logits of what closes JSON; a string first, which may contain the others."""
+"""Logits of the tokens that close JSON values; the string first, which can contain the brackets."""
 
 
 class ScriptedModel(nn.Module):
     """A model that answers each prompt with `script(prompt)`, through the real scheduler, cache, grammars and sampler.
 
-    script          is given the prompt's text and returns the answer's, or its bytes, which may begin inside a
-                    character. An exception of it is the error of that request.
+    script          a function of the prompt's text that returns the answer as text or bytes, which may begin inside a
+                    character. An exception becomes the error of the request.
     max_model_len   the context in tokens.
 
-    The logits of the next token of the script are so high that it is chosen at any usual temperature. Where a
-    constraint forbids it, the text goes on with what closes JSON, and ends as soon as it may. `requests`, `prompts` and
-    `batches` (how many requests each hand-over had) record what arrived.
+    The next token of the script has a logit high enough for any usual temperature. If a constraint forbids it, the
+    output closes open JSON values and ends as soon as possible. `requests`, `prompts` and `batches` (the number of
+    requests of each submission) record the arrivals.
     """
 
     def __init__(self, script: Script = lambda prompt: "!", *, max_model_len: int = 8192) -> None:
         super().__init__()
         self.script = script
         self.config = types.SimpleNamespace(max_position_embeddings=max_model_len, _name_or_path="scripted")
-        self.weight = nn.Parameter(torch.rand(16))  # no two scripted models have the same fingerprint
+        self.weight = nn.Parameter(torch.rand(16))  # gives each scripted model its own fingerprint
         self.requests: list[Request] = []
         self.prompts: list[str] = []
         self.batches: list[int] = []
@@ -59,13 +59,13 @@ class ScriptedModel(nn.Module):
         self._released.set()
 
     def runtime(self, *, tokenizer: Any = None, **options: Any) -> Runtime:
-        """A runtime of this model. `tokenizer` is a Hugging Face tokenizer; None takes `byte_tokenizer()`."""
+        """Return a runtime of this model. `tokenizer` is a Hugging Face tokenizer; None: `byte_tokenizer()`."""
         return Runtime(
             self, tokenizer=byte_tokenizer() if tokenizer is None else tokenizer, engine="scripted", **options
         )
 
     def hold(self) -> None:
-        """Let requests arrive, and answer none of them until `release()`."""
+        """Accept requests without answering them until `release()`."""
         self._released.clear()
 
     def release(self) -> None:
@@ -76,7 +76,7 @@ class ScriptedModel(nn.Module):
         return not self._released.is_set()
 
     def wait_for(self, num_requests: int, timeout_s: float = 60.0) -> None:
-        """Wait until so many requests have arrived. Raises TimeoutError."""
+        """Wait until `num_requests` requests have arrived. Raises TimeoutError."""
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(self.requests) >= num_requests, timeout_s):
                 raise TimeoutError(f"{len(self.requests)} of {num_requests} requests arrived within {timeout_s} s")
@@ -90,9 +90,9 @@ class ScriptedModel(nn.Module):
 
 
 class ScriptedRunner:
-    """Logits that follow the scripts of the requests. See `graftlm.core.engine_builder.Runner`.
+    """A runner whose logits follow the scripts of the requests. See `graftlm.core.engine_builder.Runner`.
 
-    running  the sequences that steps are made of: a script is that of a request, which no plan knows
+    running  the sequences of the steps, which map rows of a plan to requests and their scripts
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -109,7 +109,7 @@ class ScriptedRunner:
         return len(self._texts)
 
     def follow(self, request: Request, prompt_ids: list[int], answer: str | bytes) -> None:
-        """Answer `request` with `answer`."""
+        """Set the answer of `request`."""
         self._answers[request] = prompt_ids, answer.encode() if isinstance(answer, str) else answer
 
     def forward(self, plan: WirePlan) -> torch.Tensor:
@@ -127,14 +127,14 @@ class ScriptedRunner:
 
     def _answer_of(self, sequence: EngineSequence) -> tuple[list[int], bytes]:
         known = self._answers.get(sequence.request)
-        if known is None:  # the engine scores an option of a choice as a request of its own, behind the same prompt
+        if known is None:  # an option of a choice, which the engine scores as a request of its own with the same prompt
             tokens = sequence.tokens.tolist()
             behind = (known for known in self._answers.values() if tokens[: len(known[0])] == known[0])
             known = max(behind, key=lambda known: len(known[0]))
         return known
 
     def _next(self, answer: bytes, written: bytes) -> int | None:
-        """The token that goes on with the answer, the longest one; None where the text has left it."""
+        """Return the longest token that continues the answer; None if the output has left the script."""
         if not answer.startswith(written):
             return None
         rest = answer[len(written) : len(written) + self._longest]
@@ -142,7 +142,7 @@ class ScriptedRunner:
         return next((token_id for token_id in found if token_id is not None), self._tokenizer.eos_token_ids[0])
 
     def _logits_elsewhere(self) -> torch.Tensor:
-        """float32 [vocab_size]: off the script, close what is open and end."""
+        """Return the logits off the script, float32 [vocab_size], which close JSON values and end the text."""
         logits = torch.zeros(self.vocab_size)
         for token_id, text in enumerate(self._texts):
             logits[token_id] = _BLANK if text.isspace() else _CLOSING.get(text, 0.0)
@@ -193,5 +193,5 @@ class ScriptedEngine(LocalEngine):
 def build_scripted(
     model: ScriptedModel, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None]
 ) -> ScriptedEngine:
-    """The factory of the engine "scripted"."""
+    """Build the engine "scripted"."""
     return ScriptedEngine(model, config, tokenizer, wake)

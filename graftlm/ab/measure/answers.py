@@ -1,4 +1,4 @@
-"""Answers of pipelines as JSON values that can be compared: what a framework numbers anew each time is left out."""
+"""Answers of pipelines as comparable JSON values, without the ids that a framework renumbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def as_json(value: Any, unread: set[str] | None = None) -> Any:
-    """An answer as a JSON value that can be compared. Ids and metadata of messages are left out.
+    """Return an answer as a comparable JSON value. Ids and metadata of messages are left out.
 
-    unread  is given the types of objects of which nothing is compared but the type: their text is an address
+    unread  a set that gets the types of objects that have no text but an address; only the type is compared
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such numbers, and nan is not equal to itself
@@ -32,7 +32,7 @@ def as_json(value: Any, unread: set[str] | None = None) -> Any:
 
 
 def _parts(value: Any) -> Any:
-    """What an answer consists of: a dict, a list or one value; None for an object without parts."""
+    """Return the parts of an answer: a dict, a list or one value; None for an object without parts."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple):
@@ -42,17 +42,17 @@ def _parts(value: Any) -> Any:
     if hasattr(value, "content") and hasattr(value, "response_metadata"):  # a message of LangChain
         calls = [{"name": call["name"], "args": call["args"]} for call in getattr(value, "tool_calls", ())]
         return {"content": value.content, "tool_calls": calls} if calls else value.content
-    if hasattr(value, "source_nodes") and hasattr(value, "response"):  # of LlamaIndex, which numbers its nodes anew
+    if hasattr(value, "source_nodes") and hasattr(value, "response"):  # LlamaIndex renumbers its nodes
         return "" if value.response is None else value.response
-    if hasattr(value, "raw") and hasattr(value, "delta"):  # LlamaIndex's answer of a model, with all that a server said
+    if hasattr(value, "raw") and hasattr(value, "delta"):  # LlamaIndex, with the server's raw data
         return str(value)
-    if hasattr(value, "model_dump"):  # of pydantic; its own dump would give a message with its id
+    if hasattr(value, "model_dump"):  # a pydantic object; its own dump would give a message with its id
         return dict(value)
     if hasattr(value, "toDict"):  # a prediction of DSPy
         return value.toDict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if hasattr(value, "tolist"):  # of NumPy or PyTorch, whose text leaves out the middle
+    if hasattr(value, "tolist"):  # an array of NumPy or PyTorch, whose text omits the middle
         return value.tolist()
     return None
 

@@ -1,6 +1,6 @@
 """Worker: the process of one engine. It reads pickled commands from standard input and writes one reply for each.
 
-Standard output carries the replies alone; what the pipeline prints goes to standard error.
+Standard output carries the replies only; the pipeline's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Worker:
         self._engine = self._pipeline.engine(engine)
         self._model, self._plant = model, plant
         self._llm: Any = None
-        self._inputs = dict(enumerate(self._pipeline.inputs))  # but for those that are left out
+        self._inputs = dict(enumerate(self._pipeline.inputs))  # the inputs by number, without those that were left out
         self._remembered: list[Any] = []
         disable_framework_caches()
 
@@ -63,7 +63,7 @@ class Worker:
         A pipeline with a single input warms up on that one.
         Returns: notes on this engine for the reader of a report.
         """
-        is_endpoint = "://" in self._engine.label  # which has the name of the model that the user gave
+        is_endpoint = "://" in self._engine.label  # the model's name is the user's, not a folder
         self._llm = self._engine.open(self._model if is_endpoint else local_name(self._model))
         self._meter.attach()
         self._pipeline.answer(self._llm, self._pipeline.held_out or self._pipeline.inputs)
@@ -101,7 +101,7 @@ class Worker:
         """Run all inputs once and measure. The prefix caches are empty at the start."""
         inputs = list(self._inputs.values())
         self._meter.start()
-        if isinstance(history := getattr(self._llm, "history", None), list):  # of DSPy's LM: a script may print it
+        if isinstance(history := getattr(self._llm, "history", None), list):  # DSPy's history: a script may print it
             history.clear()
         self.errors.clear()
         self._pipeline.caught.clear()
