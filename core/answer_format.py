@@ -1,4 +1,4 @@
-"""What an answer has to be, in the words of OpenAI's `response_format`."""
+"""Answer formats: OpenAI's `response_format` read as a JSON schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIELDS = {
 
 
 def schema_of_format(response_format: Mapping[str, Any]) -> Any:
-    """The JSON schema of the answer; None for free text.
+    """Return the JSON schema of the answer; None for free text.
 
     Takes OpenAI's three forms of chat completions, the flat one of its Responses API
     (`{"type": "json_schema", "name": ..., "schema": ...}`), and a `schema` beside `"json_object"`, as llama.cpp has it.

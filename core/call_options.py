@@ -1,4 +1,4 @@
-"""Keywords of an adapter: which are its own, which are options of its runtime, which are sampling parameters."""
+"""Keywords of an adapter, divided into its own, its runtime's options and sampling parameters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ RUNTIME_OPTIONS = frozenset(field.name for kind in (EngineConfig, EndpointConfig
     for name, parameter in inspect.signature(Runtime.__init__).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
 }
-"""Names of what `Runtime` takes beside the model."""
+"""Names of the options that `Runtime` takes beside the model."""
 
 
 def keywords_of(*callables: Callable[..., Any]) -> set[str]:
-    """Names that may be given to any of `callables` by keyword."""
+    """Return the names of the keyword parameters of `callables`."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = (p for call in callables for p in inspect.signature(call).parameters.values())
     return {p.name for p in parameters if p.kind in named} - {"self"}
@@ -71,7 +71,7 @@ def shared_runtime(
     api_key: str | None = None,
     max_retries: int = 2,
 ) -> Runtime:
-    """The runtime of this process for `model`: in process, or at the endpoint `base_url`.
+    """Return the runtime of this process for `model`: in process, or at the endpoint `base_url`.
 
     max_retries  the framework's knob; it sets the endpoint's own loop, so that no retry is retried.
     """
@@ -88,7 +88,7 @@ class ToolRequest:
     listed    the tools, for the chat template or the endpoint.
     fields    further fields for an endpoint, such as tool_choice.
     sampling  the constraint of the answer.
-    form      how calls are read in the text of the answer; None where it has none.
+    form      the format in which calls are parsed from the answer; None if its text contains no calls.
     """
 
     messages: list[Message]
@@ -135,9 +135,9 @@ def tool_request(
 
 
 def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, Any]]:
-    """The fields in the repr of a pydantic object: `first`, and those of `kind` that are not at their default.
+    """Yield the fields in the repr of a pydantic object: `first`, and those of `kind` that are not at their default.
 
-    kind  the pydantic class whose fields are of interest; those of its subclasses are a framework's.
+    kind  the pydantic class whose fields are shown; fields of its subclasses belong to a framework and are skipped.
     """
     yield first, getattr(settings, first)
     for name, field in kind.model_fields.items():
@@ -147,7 +147,7 @@ def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, An
 
 
 def sampling_set_on(settings: object) -> dict[str, Any]:
-    """The attributes of `settings` that are sampling parameters and not None."""
+    """Return the attributes of `settings` that are sampling parameters and not None."""
     return {
         name: value
         for name in _sampling_fields(cast(Hashable, type(settings)))
@@ -157,14 +157,14 @@ def sampling_set_on(settings: object) -> dict[str, Any]:
 
 @functools.cache
 def _sampling_fields(kind: Any) -> tuple[str, ...]:
-    """The sampling parameters that objects of a pydantic class have."""
+    """Return the sampling parameters that objects of a pydantic class have."""
     return tuple(name for name in SAMPLING if name in kind.model_fields)
 
 
 def sampling_params(*given: Mapping[str, Any]) -> SamplingParams:
     """Merge sampling parameters; of two mappings the later one wins.
 
-    None leaves a parameter at its default, but for `max_tokens`: that is then all that the context leaves, which is
+    None leaves a parameter at its default, except `max_tokens`: None is then the rest of the context, which is
     also the default here. `top_logprobs` implies `logprobs`. Raises ConfigError for an unknown name.
     """
     options: dict[str, Any] = {"max_tokens": None}
@@ -177,7 +177,7 @@ def sampling_params(*given: Mapping[str, Any]) -> SamplingParams:
 
 
 def answer_schema(response_format: Any, schema_of: Callable[[type], Any]) -> Any:
-    """The JSON schema of the answer that a `response_format` asks for; None for free text.
+    """Return the JSON schema of the answer that a `response_format` asks for; None for free text.
 
     response_format  None, {"type": "text" | "json_object" | "json_schema", ...} as in OpenAI's API, a JSON schema, or
                      a class that `schema_of` turns into one.

@@ -1,4 +1,4 @@
-"""What a user can set: frozen dataclasses, checked where they are built."""
+"""Options of a runtime and of a request: frozen dataclasses, validated on construction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _is_real(value: Any) -> bool:
 
 
 def near_name(name: str, known: Sequence[str], likeness: float = 0.5) -> str | None:
-    """The known name that `name` is probably a misspelling of; 1 is the likeness of equal names."""
+    """Return the known name nearest to `name`, None below `likeness`; equal names have a likeness of 1."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=likeness)), None)
 
 
@@ -64,7 +64,7 @@ def _as_tuple(value: Any, name: str, kind: str) -> tuple[Any, ...]:
 
 
 def _as_bias(given: Any) -> dict[int, float]:
-    """Token ids to what is added to their logits; ids may be text, as in JSON."""
+    """Return the bias of each token id's logit; ids may be strings, as in JSON."""
     try:
         bias = {int(token): float(value) for token, value in given.items()}
     except (AttributeError, TypeError, ValueError) as error:
@@ -80,8 +80,8 @@ class CacheConfig:
 
     max_tokens    slots in the pool.
     max_bytes     size of the pool in bytes.
-    memory_share  part of the memory that the weights leave free, above 0 and at most 1. The least of these three
-                  counts; where none is given, 0.85 on a GPU, and 0.25 on a CPU for at most 64 full contexts.
+    memory_share  share of the memory beside the weights, above 0 and at most 1. The least of these three
+                  applies; without any, 0.85 on a GPU, and 0.25 on a CPU for at most 64 full contexts.
     eviction      "lru", "lfu" or a sort key `Node -> comparable`: the smallest leaf goes first.
     page_size     tokens per page; matching is by whole pages.
     enabled       False computes every prompt anew.
@@ -89,7 +89,7 @@ class CacheConfig:
                   memory and faster decoding of many rows, on a Hopper GPU or a newer one. "fp8": float8_e4m3fn, on a
                   GPU, for twice the tokens. "int8": eight bits, with a scale for each token and head, on a CPU, for
                   nearly twice the tokens of bfloat16 and four times those of float32. "auto": compact where the model
-                  and the card allow it and it was measured to be faster, which is on Hopper, otherwise the model's own.
+                  and the card allow it and it was measured to be faster (Hopper), otherwise the model's own.
     """
 
     max_tokens: int | None = None
@@ -127,8 +127,8 @@ class SchedulerConfig:
     policy      "lpm": longest cached prefix first, aged by waiting time; of requests that arrived together and have as
                 much cached, those whose `max_tokens` is above half of the largest start first, then those with the
                 fewest prompt tokens to compute. "fcfs": in order of arrival. "random".
-    max_age_s   a request that waited longer goes before every younger one, whatever its prefix; what arrives within
-                1/16 of it counts as having arrived together.
+    max_age_s   a request that waited longer starts before every younger one, whatever its prefix; requests within
+                1/16 of it count as arrived together.
     """
 
     policy: Literal["lpm", "fcfs", "random"] = "lpm"
@@ -147,7 +147,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything that tells one engine from another, but for the model itself.
+    """All options of an engine, except the model itself.
 
     device           "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
     dtype            "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
@@ -157,23 +157,23 @@ class EngineConfig:
     max_step_tokens  prompt tokens computed in one step, beside one token of each row that decodes; longer prompts run
                      in chunks. None is 8,192 on a Hopper GPU, or a newer one, with 4 GB free beside weights and
                      KV pool, otherwise 2,048.
-    max_mixed_tokens  the same in a step that also decodes a streamed answer, whose reader waits for it; never more than
+    max_mixed_tokens  prompt tokens in a step that also decodes a streamed answer, to bound its delay; at most
                      `max_step_tokens`.
-    strict           answers do not depend on the batch or the cache in any dtype. On a CPU everything computes in
-                     float32, at that price; on a GPU every sum keeps one order, at the price that docs/gpu.md states.
-    seed             of requests that bring none; None draws one.
+    strict           answers do not depend on the batch or the cache in any dtype. A CPU computes everything in
+                     float32; on a GPU every sum keeps one order, at the price that docs/gpu.md states.
+    seed             seed of requests without one; None draws one.
     quantization     a quantizer of transformers, by name.
-    engine, loader   who runs the model and who reads it, by names that `graftlm plugins` lists.
+    engine, loader   the engine and the model loader, by names that `graftlm plugins` lists.
     replicas         runtimes with a copy of the model each, with engine="ray".
-    grammar_engine   who compiles constraints, by such a name; None takes the fastest engine that keeps each of them.
+    grammar_engine   the compiler of constraints, by such a name; None takes the fastest engine that supports each.
     shared_prefix_decode  read a prefix that rows of a step share once for all of them.
-    jump_forward     append what a grammar forces without asking the model.
-    overlap          launch a step before the tokens of the last one are known; None does so on a GPU.
+    jump_forward     append the tokens that a grammar forces without running the model for them.
+    overlap          launch a step before the tokens of the previous step are available; None: on a GPU only.
     compact_weights  hold bfloat16 weights a second time, in 12 bits each and without loss, for steps of few tokens on
-                     a Hopper GPU; None does so where it takes at most three tenths of the memory that they leave free.
-    speculation      "auto": on a CPU a step also runs guesses of a text's next tokens, where they stand in the text
-                     already or were written lately, and keeps those that come true; "off".
-    quiet            no progress line while something is prepared; on anything but a terminal there is none anyway.
+                     a Hopper GPU; None: if the copy takes at most three tenths of the memory beside the weights.
+    speculation      "auto": on a CPU a step also verifies draft tokens, copied from the request's own text or from
+                     recent answers, and keeps the accepted ones; "off".
+    quiet            no progress line during preparation; only terminals show one.
     """
 
     device: str = "auto"
@@ -250,13 +250,13 @@ class SamplingParams:
     reports the chosen token's log-probability (natural log, after temperature 1, before filters);
     `top_logprobs=k` also the k likeliest. `timeout` is in seconds from submission. At most one of
     `regex`, `choices`, `json_schema` and `grammar` (Lark) constrains the text; `constraint` takes any
-    object that `Grammar.compile` accepts. `close_on_length` ends a constrained text validly before
-    `max_tokens` is spent; None means yes for schemas only. `on_unsupported` says what becomes of a
-    schema keyword that the mask cannot keep: "error" raises a GrammarError, "warn" leaves it out with
-    a warning, "check" leaves it out, has jsonschema judge the finished text, and asks again up to
-    `max_retries` times (a greedy request then samples) before it raises a GrammarError; such a stream
-    arrives whole. `bounded_numbers` keeps numbers that a schema does not bound to what their reader
-    holds: 18 digits for integers, 17 significant ones for others, and likewise `gen(dtype=)`.
+    object that `Grammar.compile` accepts. `close_on_length` ends a constrained output validly before
+    `max_tokens` is spent; None means True for schemas only. `on_unsupported` decides about a
+    schema keyword that the mask cannot enforce: "error" raises a GrammarError, "warn" drops it with
+    a warning, "check" drops it, validates the finished output with jsonschema, and retries up to
+    `max_retries` times (a greedy request then samples) before it raises a GrammarError; its stream
+    arrives as one chunk. `bounded_numbers` limits numbers that a schema does not bound to the usual
+    precision: 18 digits for integers, 17 significant digits for others, also in `gen(dtype=)`.
     """
 
     max_tokens: int | None = 256
@@ -303,7 +303,7 @@ class SamplingParams:
         for name in _WHOLE:
             value = getattr(self, name)
             if type(value) is int or (value is None and name in _OPTIONAL):
-                continue  # the quick way, for every request
+                continue  # fast path: runs for every request
             _check(isinstance(value, Integral), f"{name} is {value!r}; it must be a whole number")
         for name in _REAL:
             value = getattr(self, name)
@@ -387,7 +387,7 @@ def _sampling_names() -> tuple[str, ...]:
 
 @lru_cache(256)
 def _checked_once(options: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
-    """The parameters of these names and values; the types keep 1, 1.0 and True apart."""
+    """Return the parameters of these names and values; the types keep 1, 1.0 and True apart."""
     given = {name: value for name, _, value in options}
     reject_unknown(list(given), _sampling_names(), "sampling parameter")
     return SamplingParams(**given)

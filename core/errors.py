@@ -1,4 +1,4 @@
-"""Every error GraftLM raises on purpose.
+"""The tree of GraftLM's errors.
 
     GraftError
     ├── ConfigError          an option or argument is unknown, out of range or contradictory
@@ -9,7 +9,7 @@
     ├── RequestTimeout       `timeout` passed before the request finished
     ├── EngineError          a step failed, or the runtime is closed
     ├── RemoteError          an endpoint answered with an error, with nothing usable, or not at all
-    │   └── RemoteTooLong    it says that the request exceeds its context; a RequestTooLong as well
+    │   └── RemoteTooLong    the request exceeds its context; a RequestTooLong as well
     └── PluginError          a plugin is broken, or a name it offers is taken or unknown
 
 Each message names the value, the limit and the remedy.
@@ -84,7 +84,7 @@ class RemoteError(GraftError):
 
     status         the HTTP status, if there was one.
     code           the endpoint's own name of the error, if it gave one ("insufficient_quota").
-    retry_after_s  seconds after which the endpoint asked to be tried again.
+    retry_after_s  seconds that the endpoint asks to wait before a retry.
     transient      whether the same request may succeed later: after a rate limit, a server's error, a lost connection.
     """
 
@@ -116,7 +116,7 @@ class PluginError(GraftError):
 
 
 def failure_of(error: BaseException) -> GraftError:
-    """The error that a request ends with: one of ours as it is, any other as the cause of an EngineError."""
+    """Return the error that ends a request: a GraftError unchanged, any other error as the cause of an EngineError."""
     if isinstance(error, GraftError):
         return error
     failure = EngineError(f"the request's own grammar, matcher or tokenizer failed: {type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-"""Whether the files of a Hugging Face id can be asked for, or have to come from the cache on this machine.
+"""Reachability of the Hugging Face hub: whether model files are requested from it or read from the local cache only.
 
-The hub's own client asks for each file six times before it looks there, half a minute for each without a network.
+The hub's own client requests each file six times before it reads the cache, 30 s per file without a network.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from difflib import get_close_matches
 from pathlib import Path
 
 TIMEOUT_S = 5.0
-"""How long the hub has to answer."""
+"""Timeout of the request to the hub, in seconds."""
 
 _FRESH_S = 60.0
 _asked: dict[str, tuple[float, str | None]] = {}
-"""For each model when the hub was last asked for it, and why it did not answer."""
+"""For each model the time of the last request to the hub, and the reason of its failure, or None."""
 
 
 def only_local(source: str) -> bool:
-    """Whether to read a folder or Hugging Face id from this machine alone."""
+    """Return True if a folder or Hugging Face id must be read without the network."""
     return os.path.isdir(source) or unreachable(source) is not None
 
 
 def unreachable(model_id: str) -> str | None:
-    """Why the hub cannot be asked for the files of a model; None if it answers, with an error or without.
+    """Return the reason why the hub cannot serve the files of a model; None if it responds, even with an error.
 
-    It is asked at most once a minute.
+    Sends at most one request a minute.
     """
     known = _asked.get(model_id)
     if known is not None and time.monotonic() - known[0] < _FRESH_S:
@@ -37,7 +37,7 @@ def unreachable(model_id: str) -> str | None:
 
 
 def why_not(source: str, error: Exception) -> str:
-    """The message for a model whose files could not be read."""
+    """Return the message for a model whose files could not be read."""
     near = [] if os.path.isdir(source) else near_names(source)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     said = f"{type(error).__name__}: {str(error)[:500]}{hint}"
@@ -51,7 +51,7 @@ def why_not(source: str, error: Exception) -> str:
 
 
 def near_names(model: str) -> list[str]:
-    """Names like `model`, nearest first: the embedded model's, and those of the models in the hub's cache."""
+    """Return names like `model`, nearest first: the embedded model's, and those of the models in the hub's cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cached = [
@@ -71,8 +71,8 @@ def _ask(model_id: str) -> str | None:
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", 0)
         return f"it answers {status}" if status >= 500 else None
-    except ValueError:  # this is no id that a hub could have: who reads the files says so
+    except ValueError:  # not a valid id of a hub: reading the files raises the error
         return None
-    except Exception as error:  # the client's own, which differ between its versions, and the system's
+    except Exception as error:  # the client's errors differ between its versions; the system's are OSErrors
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no answer'}"
     return None

@@ -1,7 +1,7 @@
 """The exit of the interpreter while threads of this package still run.
 
-Threads import modules, and the interpreter may exit meanwhile. Python then calls neither the hooks that such a module
-registers nor, where the module runs text with `exec`, ends with the status of the interrupt that ended the script.
+Threads import modules, and the interpreter may exit meanwhile. Python then skips the exit hooks that such a module
+registers and, if the module calls `exec`, loses the exit status of the interrupt that ended the script.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from contextlib import suppress
 
 EXIT_WAIT_S = 10.0
-"""Seconds that the exit waits for what a thread has under way."""
+"""Seconds that the exit waits for a thread's current work."""
 
 
 def end_llvm() -> None:
-    """Call the hooks of llvmlite and numba: those that were registered during the exit would not be called."""
+    """Call the exit hooks of llvmlite and numba: Python skips hooks that are registered during the exit."""
     for name in ("llvmlite.binding.common", "numba.core.utils"):
         hook = getattr(sys.modules.get(name), "_at_shutdown", None)
         if hook is not None:
@@ -22,9 +22,9 @@ def end_llvm() -> None:
 
 
 def keep_interrupt() -> None:
-    """Let a script that KeyboardInterrupt has ended die of SIGINT, as its parent expects.
+    """Restore the exit status of SIGINT for a script that KeyboardInterrupt has ended.
 
-    Python notes that in a flag, which every `exec` clears, on any thread; dataclasses and named tuples, and
+    Python keeps the interrupt in a flag, which every `exec` clears, on any thread; dataclasses and named tuples, and
     so most imports, call it. An `exec` that ends with KeyboardInterrupt sets the flag again.
     """
     raised = getattr(sys, "last_traceback", None)

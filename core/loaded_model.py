@@ -1,4 +1,4 @@
-"""LoadedModel: a model on its device, and everything about it that the runtime must know."""
+"""LoadedModel: a model on its device, with the facts that the runtime needs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Lane = Literal["paged", "serial"]
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model on its device, and everything about it that the runtime must know.
+    """A model on its device, with the facts that the runtime needs.
 
     kv_layout        K and V of one token in each attention layer; empty in the serial lane
     bytes_per_token  of KV; an estimate in the serial lane
-    vocab_size       of the logits, which may be more than the tokenizer knows
+    vocab_size       width of the logits, which may exceed the tokenizer's vocabulary
     eos_token_ids    every id that ends an answer
     lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
                      own cache, for the reason in `lane_reason`
     error            of logits of ragged batches, relative to the model's own forward; None if they were not compared
-    kv_reason        why KV is not kept in 12 bits although the model and the card could: what the comparison found
-    stack            runs steps of few tokens on a CPU in one compiled call; None where the model's own modules do
+    kv_reason        the result of the comparison that ruled out 12-bit KV on a model and card that support it
+    stack            runs steps of few tokens on a CPU in one compiled call; None: the model's own modules run them
     rehearsed        whether the kernels of its steps were compiled before the first launch (kernel_warmup.py)
     """
 
@@ -56,13 +56,13 @@ class LoadedModel:
     stack: DecoderStack | None = field(default=None, repr=False)
 
     def release(self) -> None:
-        """Restore the model as it was handed over: its own modules, its weights in their plain layout."""
+        """Restore the model's original modules and the plain layout of its weights."""
         self.stack = None
         self.fusions.undo()
 
     @property
     def execution(self) -> str:
-        """How the model runs, in one line, and why not faster where it could be."""
+        """One line that describes how the model runs, with the reason if a faster mode is not available."""
         if self.lane == "serial":
             return f"serial: {self.lane_reason}"
         reasons = Counter(self.fusions.unfused)
@@ -91,6 +91,6 @@ class LoadedModel:
 
 
 def text_config(config: Any) -> Any:
-    """The part of a configuration that describes the decoder."""
+    """Return the part of a configuration that describes the decoder."""
     get = getattr(config, "get_text_config", None)
     return get(decoder=True) if get is not None else config

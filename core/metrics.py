@@ -1,4 +1,4 @@
-"""Counters of an engine, and the report of where a prompt left the prefix cache."""
+"""Counters of an engine, and the report of a prompt's match in the prefix cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Counters:
-    """Counters of the engine's thread; `_s` are seconds.
+    """Counters that the engine's thread updates; names in `_s` are seconds.
 
-    computed_tokens  prompt tokens that were run; those of a retracted request count again when it is run again
+    computed_tokens  prompt tokens that were computed; a retracted request counts again when it is recomputed
     cached_tokens    prompt tokens taken from the prefix cache
-    failed_steps     steps that raised; their sequences were run again in parts, and those that failed alone ended
-    drafted_tokens   draft tokens that were run, `accepted_tokens` of which were accepted
+    failed_steps     steps that raised; their sequences were rerun in parts, and sequences that failed alone ended
+    drafted_tokens   draft tokens that were verified; `accepted_tokens` of them were accepted
     """
 
     requests: int = 0
@@ -41,7 +41,7 @@ class Counters:
     commit_s: float = 0.0
 
     def ran(self, plan: StepPlan, num_steps: int, seconds: float) -> None:
-        """Count the step of `plan`, or several of the same rows that took so long together."""
+        """Count `num_steps` steps over the rows of `plan` that took `seconds` together."""
         self.steps += num_steps
         self.largest_batch = max(self.largest_batch, len(plan.rows))
         self.shared_prefix_steps += num_steps * bool(len(plan.wire.prefix_lens))
@@ -61,8 +61,8 @@ class Stats(Counters):
     kv       the format of keys and values: "bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"; "" before
     execution  how the model runs and why not faster: "paged, 32 of 32 layers fused", "serial: ..."; "" before
     running, waiting  sequences of requests that are open
-    open     the open requests; empty for an engine elsewhere
-    replicas, restarts  of an engine over replicas: those that live, and how many were started in place of dead ones
+    open     the open requests; empty for an engine in another process
+    replicas, restarts  number of live replicas, and number of replacements of dead ones
     """
 
     slots_total: int = 0
@@ -87,7 +87,7 @@ class Stats(Counters):
 
 @dataclass(frozen=True)
 class PrefixMiss:
-    """Where a prompt left the cache: it has the end of the shared part, and how the cached and this prompt continue."""
+    """The point where a prompt leaves the cached prefix: the end of the shared part, and both continuations."""
 
     num_cached: int
     shared_tail: tuple[int, ...]
@@ -97,7 +97,7 @@ class PrefixMiss:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """Why a request's prefix was, or was not, taken from the cache.
+    """A report on a request's match in the prefix cache.
 
     `shared_text` ends where the two prompts part (its last 80 characters); `cached_text` and `prompt_text`
     are how the nearest cached prompt and this prompt go on. Both are empty where nothing was cached.

@@ -1,4 +1,4 @@
-"""What comes with GraftLM, offered through the same hooks as anyone else's."""
+"""The built-in engines, grammars, kernels and loaders, registered through the hooks that plugins use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hook specifications: what a plugin may offer, how it is called, and what it returns.
+"""Hook specifications: the kinds of factories that a plugin may register, their arguments and results.
 
 A plugin is a module named by an entry point of the group `graftlm`:
 
@@ -32,35 +32,35 @@ CALLS: Mapping[Kind, str] = {
     "attention": "store",
     "models": "model, config, tokenizer",
 }
-"""The arguments that a factory of each kind is called with; those behind the asterisk by keyword."""
+"""Arguments of a factory of each kind; keyword arguments follow the asterisk."""
 
 hookspec = pluggy.HookspecMarker("graftlm")
 hookimpl = pluggy.HookimplMarker("graftlm")
 
 
 class Register(Protocol):
-    """Offer `factory` under `name`; PluginError if another plugin offers that name."""
+    """Register `factory` under `name`; raises PluginError if another plugin has registered that name."""
 
     def __call__(self, name: str, factory: Factory | str, description: str = "") -> None: ...
 
 
 @hookspec
 def graftlm_register_engines(register: Register) -> None:
-    """Offer engines: what turns requests into completions.
+    """Register engines, which turn requests into completions.
 
     factory(model, config, *, tokenizer, wake) -> graftlm.core.engine_protocol.Engine
 
-    Chosen by `Runtime(engine=...)`. Called on the thread that will own the engine; `wake()` rouses that thread from any
-    other. A factory with the attribute `takes_ids = False` makes an engine that takes prompts and constraints as the
+    Chosen by `Runtime(engine=...)`. Called on the thread that owns the engine; `wake()` wakes that thread from any
+    other. A factory with the attribute `takes_ids = False` builds an engine that takes prompts and constraints as the
     caller gave them: no tokenizer is loaded for it, `tokenizer` is None and so are `Submission.prompt_ids` and
     `.grammar`. With `takes_constraints = False` only `.grammar` is None.
-    The engine tells observers of what it has finished: `graftlm.plugins.manager.load().request_finished`.
+    The engine notifies observers of each finished request: `graftlm.plugins.manager.load().request_finished`.
     """
 
 
 @hookspec
 def graftlm_register_grammars(register: Register) -> None:
-    """Offer grammar engines, chosen by `Runtime(grammar_engine=...)`: they turn a constraint into token masks.
+    """Register grammar engines, which compile constraints to token masks; chosen by `Runtime(grammar_engine=...)`.
 
     factory(spec, vocabulary, options) -> graftlm.core.grammar.compile.Grammar
     """
@@ -68,7 +68,7 @@ def graftlm_register_grammars(register: Register) -> None:
 
 @hookspec
 def graftlm_register_attention(register: Register) -> None:
-    """Offer attention kernels, chosen by `Runtime(attention=...)`.
+    """Register attention kernels, chosen by `Runtime(attention=...)`.
 
     factory(store) -> graftlm.kernels.attention.Attention
     """
@@ -76,7 +76,7 @@ def graftlm_register_attention(register: Register) -> None:
 
 @hookspec
 def graftlm_register_models(register: Register) -> None:
-    """Offer model loaders, chosen by `Runtime(loader=...)`.
+    """Register model loaders, chosen by `Runtime(loader=...)`.
 
     factory(model, config, tokenizer) -> graftlm.core.loaded_model.LoadedModel
     """

@@ -1,4 +1,4 @@
-"""Find plugins, collect what they offer, and keep a broken one from stopping the others."""
+"""Find plugins and collect their factories; a broken plugin is logged and skipped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger("graftlm.plugins")
 
 @dataclass(frozen=True)
 class Offer:
-    """One name that a plugin offers, imported when it is first used."""
+    """One name that a plugin registers, imported when it is first used."""
 
     kind: Kind
     name: str
@@ -41,7 +41,7 @@ class Offer:
     description: str = ""
 
     def resolve(self) -> Factory:
-        """The factory itself. PluginError if it cannot be imported, or not be called as its kind is."""
+        """Import and return the factory; raise PluginError if that fails or its signature does not fit its kind."""
         factory = self._imported() if isinstance(self.factory, str) else self.factory
         self._check_call(factory)
         return factory
@@ -64,7 +64,7 @@ class Offer:
         try:
             inspect.signature(factory).bind(*given, **dict.fromkeys(by_keyword))
         except ValueError:
-            return  # it has no signature to look at, as some of C have none
+            return  # callables in C may have no signature to check
         except TypeError as error:
             raise PluginError(
                 f"{self.kind} {self.name!r} of plugin {self.plugin!r} is called as factory({arguments}): {error}; "
@@ -74,7 +74,7 @@ class Offer:
 
 @dataclass
 class Plugin:
-    """One plugin and how it fared: `error` says why it is out of use, None that it is in use."""
+    """One plugin and its status: `error` is the reason why it is disabled, None if it is enabled."""
 
     name: str
     source: str
@@ -83,14 +83,14 @@ class Plugin:
 
 
 class Offers(Mapping[str, Factory]):
-    """The names of one kind, each with who offers it. Looking one up imports it."""
+    """The names of one kind, each with its plugin. A lookup imports the factory."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.by_name: dict[str, Offer] = {}
 
     def __getitem__(self, name: str) -> Factory:
-        """The factory called `name`. PluginError, listing the known names, if there is none."""
+        """Return the factory called `name`; raise PluginError, listing the known names, if there is none."""
         if name not in self.by_name:
             known = ", ".join(sorted(self.by_name)) or "none"
             raise PluginError(f"no plugin offers {self.kind} {name!r}; known: {known}")
@@ -107,7 +107,7 @@ class Offers(Mapping[str, Factory]):
 
 
 class Registry:
-    """Everything the loaded plugins offer.
+    """The factories of all loaded plugins.
 
     `registry.attention["torch"]` is a factory; `registry.attention` lists the names.
     """
@@ -135,9 +135,9 @@ class Registry:
         return self.kinds["models"]
 
     def add(self, name: str, module: object, source: str = "") -> Plugin:
-        """Take in one plugin: all that it offers, or nothing of it.
+        """Add one plugin with all of its factories, or none of them.
 
-        Raises: PluginError if a hook fails, is unknown or misshapen, or a name is taken.
+        Raises: PluginError if a hook fails, is unknown or malformed, or a name is taken.
         """
         plugin = Plugin(name, source)
         try:
@@ -159,7 +159,7 @@ class Registry:
         return plugin
 
     def remove(self, name: str) -> None:
-        """Take a plugin out again, with all that it offers. PluginError if there is none of that name."""
+        """Remove a plugin with all of its factories; raise PluginError if there is none of that name."""
         plugin = next((p for p in self.plugins if p.name == name), None)
         if plugin is None:
             raise PluginError(f"no plugin {name!r} is loaded; loaded: {', '.join(p.name for p in self.plugins)}")
@@ -169,7 +169,7 @@ class Registry:
         self._forget(name)
 
     def _collect(self, plugin: Plugin, module: object) -> list[Offer]:
-        """Call the plugin's registering hooks; nothing is taken in yet."""
+        """Call the plugin's registering hooks; return its factories without adding them."""
         offers: list[Offer] = []
         others = [m for m in self._hooks.get_plugins() if m is not module]
         for kind in KINDS:
@@ -196,7 +196,7 @@ class Registry:
             self._hooks.unregister(name=name)
 
     def request_finished(self, request: Request, completion: Completion) -> None:
-        """Tell every observer; one that raises is logged and the others still hear of it."""
+        """Notify every observer; an error in one is logged and does not affect the rest."""
         for observer in self._hooks.hook.graftlm_request_finished.get_hookimpls():
             arguments = {"request": request, "completion": completion}
             try:
@@ -206,7 +206,7 @@ class Registry:
 
 
 def _check(offer: Offer, taken: Offer | None) -> None:
-    """Raise a PluginError if the offer is misshapen or its name is taken; that one names both plugins."""
+    """Raise a PluginError if the offer is malformed, or naming both plugins if its name is taken."""
     name, factory = offer.name, offer.factory
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
         raise PluginError(
@@ -225,12 +225,12 @@ def _check(offer: Offer, taken: Offer | None) -> None:
 
 
 def installed() -> list[metadata.EntryPoint]:
-    """The entry points that installed packages put into the group `graftlm`, by name."""
+    """Return the entry points that installed packages put into the group `graftlm`, by name."""
     return sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name)
 
 
 def wanted(points: Iterable[metadata.EntryPoint], choice: str | None) -> list[metadata.EntryPoint]:
-    """Those of `points` that GRAFTLM_PLUGINS=`choice` lets in: all if unset, none if empty, else the named ones.
+    """Return the `points` that GRAFTLM_PLUGINS=`choice` enables: all if unset, none if empty, else the named ones.
 
     Raises: PluginError for a name that is not installed.
     """
@@ -249,7 +249,7 @@ def wanted(points: Iterable[metadata.EntryPoint], choice: str | None) -> list[me
 
 
 def build(points: Iterable[metadata.EntryPoint]) -> Registry:
-    """The built-ins and then `points`, in order; a broken one is logged, listed and left out."""
+    """Build the registry of the built-ins and then `points`, in order; a broken plugin is logged and disabled."""
     registry = Registry()
     registry.add(BUILTIN, builtin, source="comes with graftlm")
     for point in points:
@@ -265,5 +265,5 @@ def build(points: Iterable[metadata.EntryPoint]) -> Registry:
 
 @functools.cache
 def load() -> Registry:
-    """The registry of this process, built on the first call from what GRAFTLM_PLUGINS lets in."""
+    """Return the registry of this process, built on the first call from the plugins that GRAFTLM_PLUGINS enables."""
     return build(wanted(installed(), os.environ.get("GRAFTLM_PLUGINS")))

@@ -35,7 +35,7 @@ class ChatFormat:
             return False
 
     def around(self, roles: tuple[str, ...], *, generation: bool = False) -> tuple[str, ...]:
-        """The text before, between and after the contents of messages with these roles, [len(roles) + 1].
+        """Return the text before, between and after the contents of messages with these roles, [len(roles) + 1].
 
         With `generation` the last piece is the generation prompt.
         Raises: ConfigError if the template refuses these roles, or does not render each content once and in order.
@@ -71,7 +71,7 @@ _formats: WeakKeyDictionary[Tokenizer, ChatFormat] = WeakKeyDictionary()
 
 
 def chat_format(tokenizer: Tokenizer) -> ChatFormat:
-    """The format of a tokenizer's chat template, learned once."""
+    """Return the format of a tokenizer's chat template, learned once."""
     if tokenizer not in _formats:
         _formats[tokenizer] = ChatFormat(tokenizer)
     return _formats[tokenizer]
@@ -80,7 +80,7 @@ def chat_format(tokenizer: Tokenizer) -> ChatFormat:
 class Chat:
     """The turns of one conversation. `begin` and `end` return the text that the template writes there.
 
-    Some templates write the system message inside the first user turn. Such a system message adds no text of its own;
+    Some templates write the system message inside the first user turn. Such a system message adds no text by itself;
     it is `held` until the next turn begins.
     """
 
@@ -140,7 +140,7 @@ class Chat:
         return self._ending
 
     def _before(self, role: str) -> str:
-        """The text between the end of the conversation and the content of a new turn."""
+        """Return the text between the end of the conversation and the content of a new turn."""
         if self.held:
             first, second = self._format.around((*self._roles, role))[:2]
             self.held = False
@@ -172,7 +172,7 @@ class Chat:
         return True
 
     def _around(self, roles: tuple[str, ...], *, generation: bool = False) -> tuple[str, ...]:
-        """The format of these roles, without the system message where the template moves that one to a later turn."""
+        """Return the format of these roles, without a system message that the template moves to a later turn."""
         try:
             return self._format.around(roles, generation=generation)
         except ConfigError:

@@ -40,7 +40,7 @@ class GrowingText:
         self._pending += text
 
     def write_generated(self, tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> None:
-        """Append a text that the model generated after `tokens()`."""
+        """Append an output that the model generated after `tokens()`."""
         kept, self._pending = align(tokenizer, token_ids, text, self._ids[-_LAST_IDS:].tolist())
         self._extend(kept)
         self.text += text
@@ -78,7 +78,7 @@ class GrowingText:
             self._ids, self._pending = ids[:-1], last
 
     def _drop_unfinished(self, tokenizer: Tokenizer) -> None:
-        """Drop the last ids as far as they spell an unfinished character; whole ones in them are tokenised again."""
+        """Drop the last ids that spell an unfinished character; tokenise whole characters among them again."""
         left = len(unfinished_bytes(tokenizer, self._ids[-_LAST_IDS:].tolist()))
         if not left:
             return
@@ -100,11 +100,11 @@ _LAST_IDS = 3  # a character that is not finished has at most three bytes
 def align(
     tokenizer: Tokenizer, token_ids: Sequence[int], text: str, before: Sequence[int] = ()
 ) -> tuple[list[int], str]:
-    """Split a generated text into the longest prefix of `token_ids` that spells its beginning, and the remaining text.
+    """Split a generated text into the longest prefix of `token_ids` that spells a prefix of it, and the remaining text.
 
-    They differ where a stop string ends inside a token, and by the token that ended the text, which spells nothing.
+    Ids and text differ if a stop string ends inside a token, and by the end token, which spells nothing.
 
-    before  the last ids ahead of the text, which may have begun its first character
+    before  the ids that precede the text; they may contain the first bytes of its first character
     """
     if not tokenizer.exact_bytes:
         return [], text

@@ -74,7 +74,10 @@ def to_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[Message
 
 
 def to_template_dicts(messages: Iterable[Message], *, multimodal: bool = False) -> list[dict[str, Any]]:
-    """The dicts that Hugging Face chat templates read. Without `multimodal` an image or a video raises ConfigError."""
+    """Return the dicts that Hugging Face chat templates read.
+
+    Raises: ConfigError for an image or a video unless `multimodal`.
+    """
     return [_to_template_dict(message, multimodal) for message in messages]
 
 
@@ -149,10 +152,10 @@ def _to_template_dict(message: Message, multimodal: bool) -> dict[str, Any]:
 
 
 def chat_dict(message: Message, content: Any, write: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """A message in the form of the OpenAI API.
+    """Return a message in the form of the OpenAI API.
 
-    content  what the message says, in that form
-    write    gives the form of a tool call's arguments
+    content  the message's content, in that form
+    write    converts the arguments of a tool call
     """
     result: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:

@@ -1,7 +1,7 @@
 """ToolFormat: how a model writes tool calls, read off its chat template.
 
-`ToolFormat.learn` renders a made-up call with the chat template once. The grammar then lets the model write exactly
-what the template renders for that call in the next turn, so an agent's prompt extends its own cached prefix token by
+`ToolFormat.learn` renders a made-up call with the chat template once. The grammar then allows exactly the string that
+the template renders for that call in the next turn, so an agent's prompt extends its own cached prefix token by
 token. A chat template without tools gets a generic format.
 """
 
@@ -33,7 +33,7 @@ class ToolFormat:
     single_spaces    arguments have one space after "," and ":", as `json.dumps` writes them.
     lists_tools, renders_calls, renders_results
                      whether the chat template renders the list of tools, earlier calls, and their results;
-                     `prepare` writes into the messages what it does not.
+                     `prepare` writes the parts that it does not render into the messages.
     """
 
     begin: str = '<tool_call>\n{"name": "'
@@ -47,7 +47,7 @@ class ToolFormat:
 
     @classmethod
     def learn(cls, tokenizer: Tokenizer) -> ToolFormat:
-        """The format of a tokenizer's chat template, learned once per tokenizer."""
+        """Return the format of a tokenizer's chat template, learned once per tokenizer."""
         if tokenizer not in _learned:
             _learned[tokenizer] = _learn(tokenizer)
         return _learned[tokenizer]
@@ -59,7 +59,7 @@ class ToolFormat:
         return found.group(1) if found else ""
 
     def write(self, calls: Iterable[ToolCall]) -> str:
-        """The text that the model writes to make `calls`."""
+        """Return the text that the model writes to make `calls`."""
         separators = (", ", ": ") if self.single_spaces else (",", ":")
         written = [
             f"{self.begin}{call.name}{self.middle}"
@@ -73,7 +73,7 @@ class ToolFormat:
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
         """Messages and tools in the form that the chat template renders.
 
-        What it does not render (the list of tools, earlier calls, their results) is written into the messages.
+        Parts that it does not render (the list of tools, earlier calls, their results) are written into the messages.
         """
         prepared = [self._prepare_message(message) for message in messages]
         if not tools:
@@ -131,14 +131,14 @@ def _learn(tokenizer: Tokenizer) -> ToolFormat:
 
 
 def _after(start: str, text: str) -> str:
-    """The part of `text` behind the prefix that it shares with `start`."""
+    """Return the part of `text` behind the prefix that it shares with `start`."""
     return text[len(commonprefix([start, text])) :]
 
 
 def _read_off(one: str, two: str, turn_end: str, special: Sequence[str]) -> ToolFormat | None:
-    """The format of one rendered call, with the separator of two where the template renders two.
+    """Return the format of one rendered call, with the separator of two where the template renders two.
 
-    turn_end  what the template writes after an answer that calls nothing.
+    turn_end  the string that the template writes after an answer without calls.
     special   the tokenizer's special tokens, one of which may end a turn of calls instead.
     """
     name, arguments = one.find(_NAME), _ARGUMENTS.search(one)

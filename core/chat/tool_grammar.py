@@ -19,7 +19,7 @@ from graftlm.core.grammar.spec import Composite, Issue, JsonSchema, OnUnsupporte
 _MEMBERS = frozenset(
     {"$ref", "additionalProperties", "allOf", "anyOf", "if", "minProperties", "not", "oneOf", "patternProperties"}
 ) | {"dependentSchemas", "propertyNames", "unevaluatedProperties"}
-"""Keywords that say of other members than those of `properties`."""
+"""Keywords that constrain members which `properties` does not list."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ToolChoice:
 
     @classmethod
     def _allowed(cls, choice: Mapping[str, Any], tools: tuple[Tool, ...], parallel: bool | None) -> ToolChoice:
-        """Some of the tools, in one of OpenAI's modes "auto" and "required"."""
+        """Read OpenAI's "allowed_tools": a subset of the tools, in the mode "auto" or "required"."""
         given = choice.get("allowed_tools", choice)
         listed = given.get("tools") if isinstance(given, Mapping) else None
         names = [_named(each) for each in listed] if isinstance(listed, list) else []
@@ -77,7 +77,7 @@ class ToolChoice:
 
 
 def _named(choice: Any) -> Any:
-    """The name in `{"function": {"name": ...}}` or `{"name": ...}`; None without one."""
+    """Return the name in `{"function": {"name": ...}}` or `{"name": ...}`; None without one."""
     inner = choice.get("function", choice) if isinstance(choice, Mapping) else None
     return inner.get("name") if isinstance(inner, Mapping) else None
 
@@ -92,16 +92,16 @@ def tool_constraint(
     on_unsupported: OnUnsupported = "error",
     bounded_numbers: bool = True,
 ) -> dict[str, Any]:
-    """The sampling parameters that constrain an answer to tool calls and text.
+    """Return the sampling parameters that constrain an answer to tool calls and text.
 
     choice    as in `ToolChoice.read`.
     parallel  False allows at most one call.
     answer    a JSON schema; an answer that calls no tool is then JSON of this schema instead of free text.
-    on_unsupported  "warn" leaves out what no grammar can keep of a tool's schema or the answer's; "check" has it judged
-                    in the finished calls and answer.
+    on_unsupported  "warn" drops schema keywords that no grammar can enforce; "check" drops them and validates
+                    the finished calls and the answer.
     bounded_numbers  as in SamplingParams.
 
-    The answer is valid even if it reaches max_tokens: the shortest valid ending is forced before.
+    The answer is valid even if it reaches max_tokens: the shortest valid ending is forced in time.
     """
     allowed = ToolChoice.read(choice, tuple(tools), parallel=parallel)
     schema = None if answer is None else answer if isinstance(answer, JsonSchema) else JsonSchema(answer)
@@ -120,7 +120,7 @@ def _constraint(
     on_unsupported: OnUnsupported,
     bounded_numbers: bool,
 ) -> Composite:
-    """The grammar of the answer. Equal arguments give the same object, so that it is compiled once."""
+    """Return the grammar of the answer. Equal arguments give the same object, so that it is compiled once."""
     language = _Language(form, on_unsupported, bounded_numbers)
     text = _text(form) if answer is None else language.json(answer, single_spaces=False)
     if choice.mode == "none":
@@ -151,7 +151,7 @@ class _Language:
         return ast.concat(ast.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, ast.literal(form.end))
 
     def json(self, schema: JsonSchema, name: str | None = None, *, single_spaces: bool) -> ast.Node:
-        """The arguments of the tool `name`; without one, an answer."""
+        """Return the node of the arguments of the tool `name`, or of an answer if `name` is None."""
         from graftlm.core.grammar.schema.lowering import lower_schema
 
         whitespace: Whitespace = "single" if single_spaces else "compact"
@@ -174,7 +174,7 @@ class _Language:
 
 
 def _arguments(tool: Tool) -> JsonSchema:
-    """The schema of a call's arguments: an object, and an empty one where the tool declares no parameters."""
+    """Return the schema of a call's arguments: an object, and an empty one where the tool declares no parameters."""
     schema = {"type": "object", **tool.parameters}
     if schema.keys().isdisjoint(_MEMBERS) and schema.get("properties") == {}:
         schema["additionalProperties"] = False
@@ -187,7 +187,7 @@ def _complaint(
     unkept: Mapping[JsonSchema, tuple[Issue, ...]],
     text: str,
 ) -> str | None:
-    """What is wrong with the calls of an answer, by their tools' schemas; with its text, by the schema of None."""
+    """Return the violations of the tools' schemas in the calls of an answer, and of the schema of None in its text."""
     from graftlm.core.grammar.schema.validation import complaint
 
     answer = parse_answer(form, text)
@@ -202,7 +202,7 @@ def _complaint(
 
 
 def _text(form: ToolFormat) -> ast.Node:
-    """Free text that contains no beginning of a call."""
+    """Return the node of free text that contains no prefix of a call."""
     anything = ast.star(ast.ANY_CHAR)
     if form.marker:
         return ast.Difference(anything, ast.concat(anything, ast.literal(form.marker), anything))

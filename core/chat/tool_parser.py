@@ -17,7 +17,7 @@ _ID_ALPHABET = string.ascii_letters + string.digits
 
 
 def new_call_id() -> str:
-    """Nine letters and digits: unique in practice, and what the strictest chat templates accept."""
+    """Return nine random letters and digits, the form that the strictest chat templates accept."""
     return "".join(secrets.choice(_ID_ALPHABET) for _ in range(9))
 
 
@@ -68,8 +68,8 @@ def parse_answer(form: ToolFormat, text: str) -> ParsedAnswer:
 def parse_completion(form: ToolFormat | None, completion: Completion) -> ParsedAnswer:
     """Split a completion into content and tool calls.
 
-    form  how the model writes calls in its text; None if its text holds none. The text of an endpoint is content: it
-          reports calls beside it.
+    form  the format of calls in the text; None if it contains no calls. The text of an endpoint is content: calls
+          are reported beside it.
     """
     if completion.tool_calls is not None:
         reported = _Reported(completion.tool_calls)
@@ -78,7 +78,7 @@ def parse_completion(form: ToolFormat | None, completion: Completion) -> ParsedA
 
 
 class AnswerReader:
-    """Turns the chunks of one answer into deltas of content and of tool calls; see `parse_completion`."""
+    """A converter of one answer's chunks into deltas of content and of tool calls; see `parse_completion`."""
 
     def __init__(self, form: ToolFormat | None) -> None:
         self._parser = ToolParser(form) if form is not None else None
@@ -110,7 +110,7 @@ class AnswerReader:
 
 
 class _Reported:
-    """Calls as an endpoint reports them.
+    """The calls that an endpoint reports beside an answer's text.
 
     given    id, name and the text of the arguments of each call, in order
     written  the arguments of each of `calls`
@@ -139,7 +139,7 @@ class _Reported:
 
 
 def _read_arguments(text: str) -> tuple[dict[str, Any], str]:
-    """Return the arguments of a call, and "" or the reason why they are none."""
+    """Return the arguments of a call, and "" or the reason why they are invalid."""
     try:
         value = json.loads(text)
     except ValueError as invalid:
@@ -148,9 +148,9 @@ def _read_arguments(text: str) -> tuple[dict[str, Any], str]:
 
 
 class ToolParser:
-    """Split a streamed answer into deltas of content and of tool calls.
+    """A streaming parser: splits an answer into deltas of content and of tool calls.
 
-    Text that may be the beginning of a call is held back until the next piece decides. Complete calls are in `calls`,
+    Text that may be a prefix of a call is held back until the next piece decides. Complete calls are in `calls`,
     the texts of their arguments in `written`, calls that cannot be read in `invalid`.
     """
 
@@ -187,7 +187,7 @@ class ToolParser:
             return self._content(held)
         if self._state == "after":
             return []
-        if self._state == "name":  # no tool is named: the text stays what the model wrote
+        if self._state == "name":  # no tool of this name: the raw text is content
             self._state = "content"
             return self._content(self._form.begin + held)
         self._end_call("the answer ends inside the call; raise max_tokens")
@@ -232,7 +232,7 @@ class ToolParser:
         return delta
 
     def _scan(self, text: str) -> int:
-        """Count the brackets of the JSON in `text`; returns how many characters belong to the arguments."""
+        """Count the brackets of the JSON in `text`; return the number of characters that belong to the arguments."""
         for i, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -267,7 +267,7 @@ class ToolParser:
 
 
 def _num_held(text: str, begin: str, *, anywhere: bool) -> int:
-    """The length of the longest end of `text` that may be the beginning of `begin`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `begin`."""
     if not anywhere:
         return len(text) if begin.startswith(text) else 0
     return next((n for n in range(min(len(begin) - 1, len(text)), 0, -1) if text.endswith(begin[:n])), 0)

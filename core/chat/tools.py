@@ -13,7 +13,7 @@ from graftlm.core.config import near_name
 from graftlm.core.errors import ConfigError
 
 _SCHEMAS = frozenset({"input_schema", "inputSchema"})
-"""What Anthropic's API and the Model Context Protocol call the parameters of a tool."""
+"""Names of a tool's parameters in Anthropic's API and in the Model Context Protocol."""
 
 
 @dataclass(frozen=True, init=False)
@@ -64,13 +64,13 @@ class Tool:
         return dict(json.loads(self.schema_text))
 
     def to_openai(self) -> dict[str, Any]:
-        """The form that chat templates read. The order of keys is fixed, so equal tools render equally."""
+        """Return the form that chat templates read. The order of keys is fixed, so equal tools render equally."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 def named_apart(tools: Iterable[Tool]) -> tuple[Tool, ...]:
-    """The tools of one call. Raises ConfigError where two have one name: a call would not say which it means."""
+    """Return the tools of one request. Raises ConfigError if two have one name, which makes calls ambiguous."""
     found = tuple(tools)
     names = [tool.name for tool in found]
     if len(set(names)) < len(names):

@@ -1,4 +1,4 @@
-"""Delivery: what of an answer has reached its listener, so that a second attempt goes on where the first ended."""
+"""Delivery: the delivered part of an answer, so that a second attempt continues where the first ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graftlm.core.request import Chunk
 
 @dataclass
 class _Written:
-    """Text and tokens of one of n answers: those delivered, and how far the present attempt repeats them."""
+    """Delivered text and tokens of one of n answers, and the lengths that the current attempt has repeated."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -19,18 +19,18 @@ class _Written:
 
 
 class Delivery:
-    """Drops from the chunks of a repeated answer what was delivered before."""
+    """A filter of a repeated answer's chunks: drops the part that was delivered before."""
 
     def __init__(self) -> None:
         self._answers: dict[int, _Written] = {}
 
     def again(self) -> None:
-        """The answer starts anew."""
+        """Restart the answer."""
         for written in self._answers.values():
             written.num_text = written.num_ids = 0
 
     def rest(self, chunk: Chunk) -> Chunk | None:
-        """What of a chunk is new; None for nothing. EngineError if the answer is another than before."""
+        """Return the new part of a chunk, or None; raise EngineError if the answer differs from the first attempt's."""
         written = self._answers.setdefault(chunk.index, _Written())
         known_ids, known_text = written.ids[written.num_ids :], written.text[written.num_text :]
         num_ids, num_text = min(len(known_ids), len(chunk.token_ids)), min(len(known_text), len(chunk.text))

@@ -21,14 +21,14 @@ from graftlm.core.metrics import Counters, Stats
 from graftlm.core.request import Chunk, Completion, OpenRequest, Request, Submission
 
 ATTEMPTS = 2
-"""A request is answered by another replica once; one that ends two replicas is to blame itself."""
+"""Replicas that try a request: a request that ends two replicas is assumed to be the cause."""
 
 RESTARTS = 3
-"""New replicas in a row, for each that there shall be, after which none is started any more: unless one has answered a
-request meanwhile, whatever ends them will end the next one too."""
+"""Restarts in a row, per configured replica, after which no replica is started: unless one has answered a request
+meanwhile, the next one would fail as well."""
 
 RESTART_PAUSE_S = 0.5
-"""Seconds before a restart, times the restarts in vain beyond the first of each replica."""
+"""Seconds before a restart, times the failed restarts beyond the first of each replica."""
 
 DEFAULT_STEP_TOKENS = 2048
 
@@ -36,7 +36,7 @@ log = logging.getLogger("graftlm.engine")
 
 
 class Member(Protocol):
-    """A replica, seen from here. Calls return at once, but for `stats` and `call`."""
+    """The client side of a replica. Calls return at once, except `stats` and `call`."""
 
     def add(self, requests: list[tuple[Key, Request]]) -> None: ...
     def cancel(self, keys: list[Key]) -> None: ...
@@ -46,7 +46,7 @@ class Member(Protocol):
 
 
 class Cluster(Protocol):
-    """Starts replicas. `heard` is given what happens in one, from a thread of its own; an error is its death."""
+    """A starter of replicas. `heard` receives a replica's events on a separate thread; an error means that it died."""
 
     def start(self, heard: Callable[[list[Event] | BaseException], None]) -> tuple[Member, dict[str, str]]: ...
     def close(self) -> None: ...
@@ -54,7 +54,7 @@ class Cluster(Protocol):
 
 @dataclass(eq=False)
 class Open:
-    """A request that has not ended."""
+    """An open request and its attempts."""
 
     submission: Submission
     request: Request
@@ -71,8 +71,8 @@ class Open:
 class ReplicaEngine:
     """`graftlm.core.engine_protocol.Engine` over the replicas of a cluster.
 
-    A request is a pure function of its prompt, its parameters and its seed, which is settled here. So a request whose
-    replica dies runs again on another one, and a stream goes on after what was delivered.
+    A request is a pure function of its prompt, its parameters and its seed, which this engine sets. So a request whose
+    replica dies runs again on another one, and its stream continues after the delivered part.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ReplicaEngine:
         self._finished = finished
         self._seeds = random.Random(seed)
         self._router = Router(slack=2 * tokens)
-        self._most_open = 4 * tokens  # prompt tokens of a replica; what is above waits here, where it can be routed
+        self._most_open = 4 * tokens  # prompt tokens per replica; further requests wait unrouted
         self._open: dict[int, Open] = {}
         self._queue: deque[Open] = deque()
         self._arrived: deque[tuple[int, list[Event] | BaseException | tuple[Member, dict[str, str]]]] = deque()
@@ -101,7 +101,7 @@ class ReplicaEngine:
         self._next = 0
         self._facts: dict[str, str] = {}
         self._num_replicas = num_replicas
-        self._starting = 0  # replicas that are on their way
+        self._starting = 0  # replicas that are starting
         self._in_vain = 0  # restarts since a replica last answered a request
         self._closed = False
         self._cause: BaseException | None = None
@@ -114,7 +114,7 @@ class ReplicaEngine:
         return not self._open and not self._arrived
 
     def add(self, submissions: Sequence[Submission]) -> None:
-        """Queue requests. Those of one hand-over are sent in the order of their ids, so that equal prefixes meet."""
+        """Queue requests, sorted by their token ids, so that equal prefixes are adjacent."""
         new = []
         for submission in submissions:
             assert submission.prompt is not None
@@ -128,9 +128,9 @@ class ReplicaEngine:
         self._queue.extend(sorted(new, key=lambda one: one.ids.tobytes()) if len(new) > 1 else new)
 
     def step(self) -> bool:
-        """Take what has arrived and send what can be sent; False if there was nothing.
+        """Process events and send requests; return False if there was nothing to do.
 
-        Raises EngineError once no replica is left and none will be started.
+        Raises EngineError once no replica is left and no restart is allowed.
         """
         progressed = bool(self._arrived)
         self._take_arrived()
@@ -159,13 +159,13 @@ class ReplicaEngine:
             self._end(one, error)
 
     def stats(self) -> Stats:
-        """The sum over the replicas that live; `largest_batch` is the largest of them."""
+        """Return the sum over the live replicas; `largest_batch` is the maximum over them."""
         total, now = Stats(), time.monotonic()
         for member in list(self.members.values()):
             try:
                 stats = member.stats()
             except Exception:
-                continue  # it has died; the engine's thread will hear of it
+                continue  # the replica has died; its listener reports that
             for each in fields(Counters):
                 setattr(total, each.name, getattr(total, each.name) + getattr(stats, each.name))
             for name in ("slots_total", "slots_free", "slots_cached", "slots_in_use", "running", "waiting"):
@@ -201,7 +201,7 @@ class ReplicaEngine:
     # -- replicas come and go --------------------------------------------------------------------------------------
 
     def _start_all(self, num_replicas: int) -> None:
-        """Start all replicas beside each other. Raises what one of them could not be started for."""
+        """Start all replicas concurrently; raise the error of one that failed to start."""
         numbers = range(num_replicas)
         threads = [threading.Thread(target=self._start, args=(number,), daemon=True) for number in numbers]
         self._next = self._starting = num_replicas
@@ -225,7 +225,7 @@ class ReplicaEngine:
             raise
 
     def _start(self, number: int, pause_s: float = 0.0) -> None:
-        """On a thread of its own, for it takes as long as loading the model."""
+        """Start a replica on a new thread, since that takes as long as loading the model."""
         news: BaseException | tuple[Member, dict[str, str]]
         time.sleep(pause_s)
         try:
@@ -257,7 +257,7 @@ class ReplicaEngine:
         self._router.add(number)
 
     def _died(self, number: int, error: BaseException) -> None:
-        """Send a replica's requests elsewhere and start another one in its place."""
+        """Requeue a dead replica's requests and start a replacement."""
         member = self.members.pop(number, None)
         self._router.forget(number)
         self._pins = {pin: there for pin, there in self._pins.items() if there[0] != number}
@@ -285,7 +285,7 @@ class ReplicaEngine:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _send(self) -> bool:
-        """Send what the replicas have room for, a message to each; what finds no replica ends."""
+        """Send the requests that fit, one message per replica; end requests that no replica can take."""
         batches: dict[int, list[tuple[Key, Request]]] = {}
         kept: deque[Open] = deque()
         for one in self._queue:
@@ -310,7 +310,7 @@ class ReplicaEngine:
         return bool(batches)
 
     def _send_to(self, number: int, requests: list[tuple[Key, Request]]) -> None:
-        """Send requests to a replica as one; if they cannot be, each alone, and the one that cannot be ends."""
+        """Send requests to a replica in one message; if that fails, individually, and end those that fail."""
         try:
             self.members[number].add(requests)
         except BaseException as error:
@@ -326,7 +326,7 @@ class ReplicaEngine:
             self._end(self._open[requests[0][0][0]], failure)
 
     def _with_time_left(self, one: Open) -> Request | None:
-        """The request with what is left of its timeout; None, and its end, where nothing is."""
+        """Return the request with its remaining timeout; end it and return None if that has passed."""
         timeout = one.request.sampling.timeout
         if timeout is None:
             return one.request
@@ -340,7 +340,7 @@ class ReplicaEngine:
         number, attempt = event.key
         one = self._open.get(number)
         if one is None or one.attempt != attempt or event.value is None:
-            return  # it was cancelled, or runs elsewhere by now
+            return  # it was cancelled, or runs on another replica
         if isinstance(event.value, Chunk):
             try:
                 chunk = one.delivery.rest(event.value)
@@ -379,7 +379,7 @@ class ReplicaEngine:
             self._finished(request, how)
 
     def _drop(self, one: Open, error: BaseException) -> None:
-        """End a request here and where it runs."""
+        """End a request and cancel it on its replica."""
         if one.replica is not None and one.replica in self.members:
             self.members[one.replica].cancel([one.key])
         self._end(one, error)

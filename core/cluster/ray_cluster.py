@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STATS_S = 10.0
 KNOCK_S = 10.0
 
-# Ray's own annotations leave out what it documents.
+# Ray's annotations lack documented options.
 _remote: Any = ray.remote
 _cluster_resources: Any = ray.cluster_resources
 
@@ -32,7 +32,7 @@ _cluster_resources: Any = ray.cluster_resources
 def build_ray(
     model: Any, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None] = lambda: None
 ) -> ReplicaEngine:
-    """An engine over `config.replicas` actors, each with a runtime of its own."""
+    """Build an engine over `config.replicas` actors, each with its own runtime."""
     from graftlm.plugins import manager
 
     if not isinstance(model, str | os.PathLike):
@@ -60,7 +60,7 @@ build_ray.takes_constraints = False  # type: ignore[attr-defined]
 
 
 class RayCluster:
-    """A connection to Ray; one that is there already is used, and stays."""
+    """A connection to Ray; an existing one is reused and left open."""
 
     def __init__(self, model: str, config: EngineConfig) -> None:
         self._model = model
@@ -118,7 +118,7 @@ class RayMember:
         try:
             ray.get(getattr(self.actor, method).remote(*arguments))
         except ray.exceptions.ActorDiedError:
-            return  # whoever listens to it hears of it
+            return  # its listener reports the death
 
     def kill(self) -> None:
         ray.kill(self.actor)
@@ -134,7 +134,7 @@ def _listen(actor: Any, heard: Callable[[list[Event] | BaseException], None]) ->
 
 
 def _connect(num_replicas: int) -> None:
-    """Join the cluster that RAY_ADDRESS names, else start Ray on this machine, for this process alone."""
+    """Join the cluster that RAY_ADDRESS names, else start a private Ray instance on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS")
     common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -157,14 +157,14 @@ def _connect(num_replicas: int) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at an address; Ray itself would try for minutes."""
+    """Raise OSError if an address does not accept connections; Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
 
 
 def _resources(config: EngineConfig) -> dict[str, float]:
-    """What each actor asks of Ray. ConfigError if the cluster has not as much."""
+    """Return the resources of each actor; raise ConfigError if the cluster has fewer."""
     there = _cluster_resources()
     num_gpus, num_cpus, wanted = int(there.get("GPU", 0)), int(there.get("CPU", 0)), config.replicas
     if config.device == "cpu" or (config.device == "auto" and not num_gpus):

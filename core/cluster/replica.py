@@ -1,4 +1,4 @@
-"""Replica: a whole runtime in a process of its own. What happens to its requests leaves as lists of events."""
+"""Replica: a complete runtime in its own process, which reports on its requests in lists of events."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from graftlm.core.metrics import Stats
 from graftlm.core.request import Chunk, Completion, Request
 
 Key = tuple[int, int]
-"""The number of a submission, and of the attempt to answer it."""
+"""Number of a submission, and number of the attempt."""
 
 
 class Event(NamedTuple):
-    """What happened to a request: a chunk, or its end as a completion or an error; None where it was cancelled."""
+    """An event of a request: a chunk, or its end as a completion, an error or None after a cancellation."""
 
     key: Key
     value: Chunk | Completion | BaseException | None
 
 
 class Replica:
-    """The methods are called from elsewhere, each on the event loop of the actor.
+    """A runtime inside an actor, whose event loop runs the methods.
 
-    options  those of the runtime
+    options  options of the runtime
     """
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class Replica:
         self._news = asyncio.Event()
 
     async def load(self) -> dict[str, str]:
-        """Load the model. -> what must be equal on all replicas, and where this one is"""
+        """Load the model; return the facts that must be equal on all replicas, and this one's location."""
         import torch
         import transformers
 
@@ -56,7 +56,7 @@ class Replica:
         return {"fingerprint": self.runtime.fingerprint, "versions": versions, "node": node, "pid": pid}
 
     async def add(self, requests: Sequence[tuple[Key, Request]]) -> None:
-        """Submit requests as one."""
+        """Submit requests in one call."""
         for key, request in requests:
             request.on_chunk = partial(self._post, key) if request.stream else None
         try:
@@ -76,7 +76,7 @@ class Replica:
                 future.cancel()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """What happened, for ever: all since the last list, as one."""
+        """Yield lists of all events since the last list, forever."""
         while True:
             await self._news.wait()
             self._news.clear()

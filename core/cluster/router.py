@@ -1,4 +1,4 @@
-"""Router: which replica gets a request: the one with the longest known prefix, within a bound on the load."""
+"""Router: selects the replica with the longest cached prefix of a prompt, within a bound on the load."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BLOCK = 64
 
 
 class Router:
-    """Remembers which prompts went where, as chained hashes of blocks of 64 tokens.
+    """An approximation of each replica's prefix cache, as chained hashes of blocks of 64 tokens.
 
-    slack     open prompt tokens that a replica may have above the least busy one and still be chosen for its prefix
+    slack     open prompt tokens by which a replica chosen for its prefix may exceed the least busy one
     capacity  blocks that are remembered; the least recently used go first
     """
 
@@ -25,21 +25,21 @@ class Router:
         self._known: OrderedDict[int, set[int]] = OrderedDict()
 
     def add(self, replica: int) -> None:
-        """A replica takes requests from now on; its cache is empty."""
+        """Add a replica with an empty cache."""
         self.load[replica] = 0
 
     def forget(self, replica: int) -> None:
-        """A replica is gone, and its cache with it."""
+        """Remove a replica with its cached blocks."""
         self.load.pop(replica, None)
         for holders in self._known.values():
             holders.discard(replica)
 
     def forget_prefixes(self) -> None:
-        """All caches were cleared."""
+        """Forget the blocks of all replicas, whose caches were cleared."""
         self._known.clear()
 
     def choose(self, ids: np.ndarray, namespace: str = "") -> int:
-        """The replica for a prompt. Call `sent` if it goes there. There must be one."""
+        """Return the replica for a prompt; call `sent` once it is sent. Requires at least one replica."""
         matched: dict[int, int] = {}
         for depth, block in enumerate(_blocks(ids, namespace), 1):
             holders = self._known.get(block)
@@ -60,13 +60,13 @@ class Router:
         self.load[replica] += len(ids)
 
     def ended(self, replica: int, num_tokens: int) -> None:
-        """A prompt of so many tokens is no longer open at `replica`."""
+        """Subtract a finished prompt of `num_tokens` from the load of `replica`."""
         if replica in self.load:
             self.load[replica] -= num_tokens
 
 
 def _blocks(ids: np.ndarray, namespace: str) -> Iterator[int]:
-    """The hash of each whole block together with all before it."""
+    """Yield the hash of each whole block, chained with the preceding ones."""
     data, key = np.ascontiguousarray(ids, np.int32), hash(namespace)
     for start in range(0, len(data) - BLOCK + 1, BLOCK):
         key = hash((key, data[start : start + BLOCK].tobytes()))

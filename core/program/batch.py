@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from graftlm.core.program.interpreter import Backend, Call, Interpreter
 
 MIN_PREFIX_TOKENS = 16
-"""A shorter common prefix is not worth a request of its own."""
+"""Shortest common prefix, in tokens, that is computed by a request of its own."""
 
 _GATE_TIMEOUT_S = 0.02
-"""The gate opens when no further item has made its first call for this long."""
+"""Seconds without a further first call after which the gate opens."""
 
 
 class Prepare(Protocol):
-    """Makes the run of one item. Raises: GraftError if the item's arguments are wrong."""
+    """A factory of one item's run. Raises: GraftError if the item's arguments are wrong."""
 
     def __call__(self, item: Any, /, *, gate: BatchGate) -> tuple[Run, Callable[[], Any]]: ...
 
 
 class Batch:
-    """Starts all items when it is made; `finish` waits for them.
+    """The runs of all items, started on construction; `finish` waits for them.
 
     new_run  makes an empty run, to hold the error of an item that could not be prepared.
     """
@@ -54,7 +54,7 @@ class Batch:
         self._gate.expect(len(calls))
         try:
             _execute(calls, max_concurrency)
-        except BaseException:  # an interrupt: nobody will wait for them
+        except BaseException:  # an interrupt: the items' results are not read
             self.cancel()
             if calls:
                 self._gate.release(self._runs[0].interpreter)
@@ -78,7 +78,7 @@ class Batch:
                 pin.unpin()
 
     def finishing(self) -> Future[None]:
-        """`finish` on a thread of its own, as a future."""
+        """Start `finish` on a new thread; return its future."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
 
@@ -99,10 +99,10 @@ class Batch:
 
 
 def _execute(calls: Iterable[tuple[Run, Callable[[], Any]]], max_concurrency: int) -> None:
-    """Run the programs' Python code on as many threads at most; returns at once.
+    """Run the programs' Python code on at most `max_concurrency` threads; return at once.
 
-    The interpreter's exit does not wait for these threads, as it would for those of a ThreadPoolExecutor: after Ctrl-C
-    it would until each program's own code returns.
+    The interpreter's exit does not wait for these threads, unlike the threads of a ThreadPoolExecutor: after Ctrl-C
+    it would block until each program's own code returns.
     """
     waiting = deque((contextvars.copy_context(), *call) for call in calls)
 
@@ -117,17 +117,17 @@ def _execute(calls: Iterable[tuple[Run, Callable[[], Any]]], max_concurrency: in
     for number in range(min(max_concurrency, len(waiting))):
         try:
             threading.Thread(target=work, name=f"graftlm batch {number}", daemon=True).start()
-        except RuntimeError:  # the system gives no more threads; the others do the work
+        except RuntimeError:  # the system starts no more threads; the started ones do the work
             if number == 0:
                 raise
             return
 
 
 class BatchGate:
-    """Holds the first model call of each item until all items have made theirs, or have ended without one.
+    """A barrier for the first model call of each item: opens once every item has made its call or ended.
 
-    The common prefix is found on these calls, so no user code is run an extra time to find it. The gate opens without
-    items that take long before their first call.
+    The common prefix is computed from these calls, so user code runs only once. The gate opens without
+    items whose first call takes longer than `_GATE_TIMEOUT_S`.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class BatchGate:
             self._num_missing += num_runs
 
     def hold(self, run: Run, call: Call) -> bool:
-        """Keep a call until the gate opens; False if it is open."""
+        """Hold a call until the gate opens; return False if it is open."""
         with self._changed:
             if self._is_open:
                 return False
@@ -152,7 +152,7 @@ class BatchGate:
             return True
 
     def leave(self, run: Run) -> None:
-        """Count an item that is done and will make no call."""
+        """Count an item that has ended without a call."""
         with self._changed:
             self._arrive(run)
 
@@ -166,7 +166,7 @@ class BatchGate:
             prefix = common_prefix(prompts)
             return backend.warm(prefix) if len(prompts) > 1 and len(prefix) >= MIN_PREFIX_TOKENS else None
         except Exception:
-            return None  # each call meets the same problem and reports it itself
+            return None  # each call raises the same error by itself
         finally:
             self.release(interpreter)
 
@@ -178,7 +178,7 @@ class BatchGate:
         interpreter.post(partial(interpreter.call_all, held))
 
     def _wait(self) -> list[np.ndarray]:
-        """Wait for the items; returns the prompts of their calls."""
+        """Wait for the items; return the prompts of their calls."""
         with self._changed:
             while self._num_missing > 0:
                 seen = self._num_missing
@@ -195,7 +195,7 @@ class BatchGate:
 
 
 def common_prefix(prompts: Iterable[Sequence[int] | np.ndarray]) -> np.ndarray:
-    """The longest common prefix of `prompts`, int32 [num_tokens]; empty for no prompts."""
+    """Return the longest common prefix of `prompts`, int32 [num_tokens]; empty for no prompts."""
     first, *others = [np.asarray(prompt, dtype=np.int32) for prompt in prompts] or [np.zeros(0, dtype=np.int32)]
     length = len(first)
     for other in others:

@@ -41,7 +41,7 @@ class Fork(Expression):
 
 
 class Branch:
-    """Appends expressions in order. Text, tokens and variables grow and never change.
+    """One sequence of expressions, appended in order. Text, tokens and variables grow and never change.
 
     User threads queue expressions. The interpreter's thread executes them one at a time, and suspends the branch at
     each model call until the answer arrives. `run.changed` guards everything that both threads use.
@@ -79,7 +79,7 @@ class Branch:
         return self._usage
 
     def prepare(self) -> None:
-        """Load what the first model call needs: on the program's thread, not on the interpreter's."""
+        """Load the tokenizer and the model on the program's thread, so that the interpreter's does not block."""
         _ = self.run.backend.tokenizer
 
     @property
@@ -90,7 +90,7 @@ class Branch:
     # -- for user threads, under run.changed -------------------------------------------------------------------
 
     def append(self, expression: Expression) -> None:
-        """Queue an expression. In a failed branch its variables get the branch's error at once."""
+        """Queue an expression. In a failed branch its variables fail at once."""
         with self.run.changed:
             for part in parts_of(expression):
                 variable = self._declare(part)
@@ -103,7 +103,7 @@ class Branch:
             self.run.changed.notify_all()
 
     def define(self, name: str, variable: Variable) -> None:
-        """Define a variable whose value is known already."""
+        """Define a variable with a value."""
         with self.run.changed:
             self.variables[name] = variable
             self.run.changed.notify_all()
@@ -116,7 +116,7 @@ class Branch:
         return children
 
     def wait(self) -> None:
-        """Block until this branch, and all that were forked from it, have executed everything that was queued."""
+        """Block until this branch and all forks from it have executed their queues."""
         self.run.wait_for(lambda: self.num_busy == 0, "join()")
 
     def fail(self, error: BaseException) -> None:
@@ -209,7 +209,7 @@ class Branch:
         return Transcript(self.run.backend.tokenizer)
 
     def _start(self, parent: Branch, transcript: Transcript) -> None:
-        """Continue from where `parent` is."""
+        """Continue from the current state of `parent`."""
         self._transcript = transcript
         self.details, self._scopes = dict(parent.details), dict(parent._scopes)
         with self.run.changed:
@@ -225,7 +225,7 @@ class Branch:
     def _generate(self, part: Gen, variable: Variable | None, transcript: Transcript) -> None:
         on_chunk = self.run.on_chunk
         sampling = part.sampling(self.run.defaults)
-        # a constraint begins at a whole character
+        # a constraint starts at a whole character
         request = Request(transcript.prompt(whole=sampling.constrained), sampling, stream=on_chunk is not None)
         if on_chunk is not None:
             request.on_chunk = lambda chunk: on_chunk(replace(chunk, name=part.name))
@@ -276,7 +276,7 @@ class Branch:
     def _resuming(
         self, on_done: Callable[[Any], None], part: Expression, variable: Variable | None
     ) -> Callable[[Future[Any]], None]:
-        """What continues the branch when a model call is done: `on_done` gets the result, an error ends the branch."""
+        """Return the callback of a model call: it passes the result to `on_done`, or ends the branch with the error."""
 
         def resume(future: Future[Any]) -> None:
             self.run.end_call(future)
@@ -303,7 +303,7 @@ class Branch:
 
 
 def read_value(part: Gen, text: str) -> Any:
-    """The value of a gen's variable; raises EngineError if the text is none of its type."""
+    """Return the value of a gen's variable; raise EngineError if the text is not a value of its type."""
     try:
         return part.value(text)
     except (ValueError, KeyError) as error:

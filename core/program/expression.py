@@ -1,4 +1,4 @@
-"""Expressions: what a program appends to a state. Frozen values, checked where they are built."""
+"""Expressions that a program appends to a state: frozen values, validated on construction."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Joined(Expression):
 
 @dataclass(frozen=True)
 class DataType:
-    """How a value of a Python type is generated: its regex, its stop strings, and how its text is converted.
+    """The generation of a Python type's values: its regex, its stop strings, and the conversion of the output.
 
-    any_length  the regex for `bounded_numbers=False`, where it is another.
+    any_length  the regex for `bounded_numbers=False`, if it differs.
     """
 
     type: type
@@ -48,7 +48,7 @@ class DataType:
     any_length: str = ""
 
     def read(self, text: str) -> Any:
-        """Convert `text` to the type; raises ValueError or KeyError if it is not a value of the type."""
+        """Convert `text` to the type; raise ValueError or KeyError if it is not a value of the type."""
         if self.type is str:
             if len(text) < 2 or text[0] != '"' or text[-1] != '"':
                 raise ValueError(text)
@@ -77,7 +77,7 @@ class Gen(Expression):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The call's own sampling parameters over the program's defaults, with the constraint of the data type."""
+        """Return the call's sampling parameters over the program's defaults, with the constraint of the data type."""
         options = {**defaults, **self.options}
         if self.dtype is not None and not _constrained(self.options):
             data_type = DATA_TYPES[self.dtype]
@@ -89,7 +89,7 @@ class Gen(Expression):
         return SamplingParams.from_options(**options)
 
     def value(self, text: str) -> Any:
-        """The variable's value for a generated text; raises ValueError or KeyError if it is not a value of the type."""
+        """Convert an output to the variable's value; raise ValueError or KeyError if it has another type."""
         return text if self.dtype is None else DATA_TYPES[self.dtype].read(text)
 
 
@@ -153,7 +153,7 @@ def gen(
     """Generate text here and store it in variable `name`.
 
     dtype     int, float, bool or str (one line in double quotes): constrains the text, and the variable holds a value
-              of that type. With an explicit constraint it only says how the text is converted.
+              of that type. With an explicit constraint it only converts the output.
     sampling  fields of SamplingParams; they override the program's. With n > 1 the variable is a list, and the state
               continues with the first text.
     Raises: ConfigError for an unknown keyword or a value out of range.
@@ -179,34 +179,34 @@ def select(name: str | None, choices: Sequence[str], method: str = "token_length
 
 
 def image(source: Any) -> Image:
-    """An image (path, URL, bytes or image object) for a vision model."""
+    """Build an image (path, URL, bytes or image object) for a vision model."""
     return Image(source)
 
 
 def video(source: Any, num_frames: int | None = None) -> Video:
-    """`num_frames` frames of a video for a vision model."""
+    """Build a video of `num_frames` frames for a vision model."""
     if num_frames is not None and num_frames < 1:
         raise ConfigError(f"num_frames is {num_frames}; it must be at least 1")
     return Video(source, num_frames)
 
 
 def system(content: Expression | str) -> Expression:
-    """A system turn."""
+    """Build a system turn."""
     return _role("system", content)
 
 
 def user(content: Expression | str) -> Expression:
-    """A user turn."""
+    """Build a user turn."""
     return _role("user", content)
 
 
 def assistant(content: Expression | str) -> Expression:
-    """An assistant turn; usually contains a `gen`."""
+    """Build an assistant turn; it usually contains a `gen`."""
     return _role("assistant", content)
 
 
 def as_expression(item: Any) -> Expression:
-    """Convert text to an expression; raises ConfigError for anything but text and expressions."""
+    """Convert text to an expression; raise ConfigError for anything but text and expressions."""
     if isinstance(item, Expression):
         return item
     if isinstance(item, str):
@@ -215,7 +215,7 @@ def as_expression(item: Any) -> Expression:
 
 
 def parts_of(expression: Expression) -> tuple[Expression, ...]:
-    """The parts of a joined expression, or the expression alone."""
+    """Return the parts of a joined expression, or the expression alone."""
     return expression.items if isinstance(expression, Joined) else (expression,)
 
 

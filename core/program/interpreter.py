@@ -24,7 +24,7 @@ Step = Callable[[], None]
 log = logging.getLogger("graftlm.programs")
 
 _MAX_REQUESTS = 512
-"""Requests per submission at most, so that the engine can start before a long burst ends."""
+"""Maximum requests of a submission, so that the engine can start before a long burst ends."""
 
 
 class Backend(Protocol):
@@ -54,7 +54,7 @@ class Call:
 
 
 class Interpreter:
-    """Runs steps one at a time. The model calls of all steps that were due become one submission."""
+    """A queue of steps that run one at a time. The model calls of all due steps become one submission."""
 
     def __init__(self) -> None:
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
@@ -70,19 +70,19 @@ class Interpreter:
             self._start()
 
     def call(self, call: Call) -> None:
-        """Submit a model call with those of the other steps that are due. Only steps may call this."""
+        """Submit a model call together with the calls of other due steps. Only steps may call this."""
         self._calls.append(call)
         self._num_requests += len(call.requests)
         if self._num_requests >= _MAX_REQUESTS:
             self._submit_all()
 
     def call_all(self, calls: Sequence[Call]) -> None:
-        """`call` for each of `calls`."""
+        """Submit each of `calls` as `call` does."""
         for call in calls:
             self.call(call)
 
     def check_may_wait(self, name: str) -> None:
-        """Raise EngineError on the interpreter's own thread, where the call `name` would wait for itself."""
+        """Raise EngineError on the interpreter's own thread, where the call `name` would deadlock."""
         if threading.current_thread() is self._thread:
             raise EngineError(
                 f"{name} was called in a callback on the thread that runs all programs, so it would wait for itself; "
@@ -122,7 +122,7 @@ class Interpreter:
         try:
             futures = backend.submit_many(requests)
         except BaseException as error:
-            if len(calls) > 1:  # one of them may be to blame; the others shall not end for it
+            if len(calls) > 1:  # one invalid call must not end the rest: submit them individually
                 for call in calls:
                     self._submit(backend, [call])
                 return
@@ -147,12 +147,12 @@ _interpreter = Interpreter()
 
 
 def interpreter() -> Interpreter:
-    """The process's interpreter."""
+    """Return the process's interpreter."""
     return _interpreter
 
 
 def _forget() -> None:
-    """Start over in a forked child process, where the thread does not run."""
+    """Reset the interpreter in a forked child process, where its thread does not run."""
     global _interpreter
     _interpreter = Interpreter()
 

@@ -67,7 +67,7 @@ class Program:
         functools.update_wrapper(self, function)
 
     def bind(self, **arguments: Any) -> Program:
-        """The same program with some arguments or sampling parameters already given."""
+        """Return a copy of the program with some arguments or sampling parameters set."""
         own, sampling = self._split(arguments)
         return Program(
             self.function,
@@ -122,7 +122,7 @@ class Program:
         max_concurrency: int = 256,
         **sampling: Any,
     ) -> list[ProgramState]:
-        """`batch` without blocking the event loop. Cancelling the task cancels all model calls."""
+        """Run `batch` without blocking the event loop. Cancelling the task cancels all model calls."""
         batch = self._batch(items, runtime, max_concurrency, sampling)
         try:
             await asyncio.wrap_future(batch.finishing())
@@ -143,7 +143,7 @@ class Program:
     async def astream(
         self, *args: Any, runtime: Backend | None = None, **arguments: Any
     ) -> AsyncGenerator[Chunk, None]:
-        """`stream` on any event loop."""
+        """Run `stream` on any event loop."""
         listener = StreamListener(asyncio.get_running_loop())
         state = self._start_stream(listener, args, arguments, runtime)
         try:
@@ -154,7 +154,7 @@ class Program:
                 state.cancel()
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle a program of a module by its name, and one that was made from another one by the name of that."""
+        """Pickle a module's program by its name, and a bound program by its origin's name and its arguments."""
         named: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
             named = getattr(named, part, None)
@@ -168,7 +168,7 @@ class Program:
     def _prepare(
         self, args: tuple[Any, ...], arguments: Mapping[str, Any], runtime: Backend | None, **options: Any
     ) -> tuple[Run, Callable[[], Any]]:
-        """A run that is ready to start, and the call of the program's function."""
+        """Return a run that is ready to start, and the call of the program's function."""
         own, sampling = self._split(arguments)
         try:
             call = self._signature.bind(None, *args, **(self.bound | own))
@@ -265,7 +265,7 @@ class Program:
 
 
 def _rebuild(origin: Any, num: int | None, sampling: Mapping[str, Any], bound: Mapping[str, Any]) -> Program:
-    """Make the program again that was pickled by `__reduce__`."""
+    """Rebuild a program that `__reduce__` pickled."""
     function = origin.function if isinstance(origin, Program) else origin
     return Program(function, num_api_spec_tokens=num, sampling=sampling, bound=bound)
 

@@ -20,12 +20,12 @@ _current: contextvars.ContextVar[Run | None] = contextvars.ContextVar("graftlm_r
 
 
 def current_run() -> Run | None:
-    """The run of the program that the caller belongs to, if any."""
+    """Return the run of the program that the caller belongs to, if any."""
     return _current.get()
 
 
 def new_branch(run: Run) -> Branch:
-    """The first branch of a run, of the kind that its backend needs."""
+    """Return the first branch of a run, of the kind that its backend needs."""
     if getattr(run.backend, "endpoint", None) is None:
         return Branch(run)
     from graftlm.core.remote.language.branch import RemoteBranch
@@ -34,12 +34,12 @@ def new_branch(run: Run) -> Branch:
 
 
 class Run:
-    """The state that the branches of one execution share.
+    """The shared state of one execution's branches.
 
     changed   guards the branches' queues and variables, and wakes threads that wait for them.
     defaults  sampling parameters of model calls that do not set their own.
     on_chunk  is called with every generated chunk; None generates without streaming.
-    gate      holds the first model calls of a batch until all of its items have made theirs.
+    gate      the barrier for the first model calls of a batch's items.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Run:
         self.interpreter = interpreter()
         self.outer = current_run()
         self.changed = threading.Condition(threading.RLock())
-        self.error: BaseException | None = None  # the first one of any branch
+        self.error: BaseException | None = None  # the first error of any branch
         self.raised: BaseException | None = None  # by the program's Python code
         self.result: Any = None
         self.returned = False
@@ -67,7 +67,7 @@ class Run:
         self._calls: set[Future[Any]] = set()
         self._inner: list[Run] = []
         self._waiters: list[Future[None]] = []
-        self.num_reading = 0  # whether the program's Python code is blocked in a read
+        self.num_reading = 0  # number of reads in which the program's Python code blocks
         self.root = new_branch(self)
         if self.outer is not None:
             with self.outer.changed:
@@ -94,7 +94,7 @@ class Run:
             self.notify_if_done()
 
     def fail(self, error: BaseException) -> None:
-        """Record what the program's Python code raised."""
+        """Record the error that the program's Python code raised."""
         self.raised = error
         self.record_error(error)
 
@@ -117,7 +117,7 @@ class Run:
     # -- for branches ------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> None:
-        """Submit a model call, or leave it to the batch's gate while that is closed. On the interpreter's thread."""
+        """Submit a model call, or hold it in the batch's closed gate. Runs on the interpreter's thread."""
         if self.gate is None or not self.gate.hold(self, call):
             self.interpreter.call(call)
 
@@ -136,11 +136,11 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the program's code has returned and no branch has anything left to do."""
+        """True if the program's code has returned and every branch is idle."""
         return self.returned and self.root.num_busy == 0
 
     def inside(self) -> bool:
-        """Whether the caller is code of this run, or of a program it started: waiting for its end would deadlock."""
+        """Return True if the caller is code of this run or of a nested program: waiting for the end would deadlock."""
         run = current_run()
         while run is not None:
             if run is self:
@@ -149,9 +149,9 @@ class Run:
         return False
 
     def wait_for(self, condition: Callable[[], bool], name: str, timeout: float | None = None) -> bool:
-        """Block until `condition()` is true; False if `timeout` seconds passed before. Checked after every change.
+        """Block until `condition()` is true; return False after `timeout` seconds. Tested after every change.
 
-        Raises as `check_may_wait` where that would never be.
+        Raises as `check_may_wait` if the wait would deadlock.
         """
         reading = int(current_run() is self)
         with self.changed:
@@ -164,12 +164,12 @@ class Run:
                 self.num_reading -= reading
 
     def check_may_wait(self, name: str) -> None:
-        """Raise EngineError on a thread that this run needs to go on; `name` is the caller's."""
+        """Raise EngineError on a thread that this run needs for its progress; `name` is the caller's method."""
         self.interpreter.check_may_wait(name)
         self.backend.check_may_wait(name)
 
     def when_done(self) -> Future[None]:
-        """A future that is resolved when the run is done."""
+        """Return a future that is resolved when the run is done."""
         future: Future[None] = Future()
         with self.changed:
             if not self.done:

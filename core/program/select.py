@@ -1,4 +1,4 @@
-"""Select: choose among given texts by their likelihood after a prompt."""
+"""Select: choose one of several strings by their likelihood after a prompt."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Selection:
     logprobs       natural logarithm of each choice's probability.
     probabilities  the same, normalised to sum to 1.
     scores         the values that the method compared; the choice has the largest.
-    token_ids      the prompt followed by the choice, int32 [num_tokens]; empty where the tokens are not known.
-    how            "scored"; at an endpoint that gives no scores, which leaves these empty, "constrained" (the endpoint
-                   allowed nothing else), "generated" (an earlier answer held it) or "asked" (written and compared).
+    token_ids      the prompt followed by the choice, int32 [num_tokens]; empty if the tokenizer is not available.
+    how            "scored"; at an endpoint without scores, with empty figures, "constrained" (the endpoint enforced
+                   the choices), "generated" (found in an earlier answer) or "asked" (generated freely, then compared).
     """
 
     choice: str
@@ -75,13 +75,13 @@ class Selection:
 def select(
     runtime: Scorer, prompt: Any, choices: Sequence[str], *, method: str = "token_length_normalized"
 ) -> Selection:
-    """Choose which of `choices` follows `prompt` (text, token ids or messages). Blocks until the answer is there."""
+    """Choose which of `choices` follows `prompt` (text, token ids or messages). Blocks until the result is ready."""
     choices = check_choices(choices, method)
     return submit_select(runtime, runtime.processor.encode(prompt), choices, method).result()
 
 
 def check_choices(choices: Sequence[str], method: str) -> tuple[str, ...]:
-    """The choices as a tuple. Raises ConfigError unless they are distinct non-empty texts and the method is known."""
+    """Return the choices as a tuple; raise ConfigError unless they are distinct, non-empty and the method exists."""
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; known: {', '.join(METHODS)}")
     if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
@@ -96,13 +96,13 @@ def check_choices(choices: Sequence[str], method: str) -> tuple[str, ...]:
 
 
 def submit_select(runtime: Scorer, prompt: PromptInput, choices: Sequence[str], method: str) -> Future[Selection]:
-    """Score all choices after a prompt in one submission; returns at once."""
+    """Score all choices after a prompt in one submission; return at once."""
     scoring = Scoring(runtime.tokenizer, prompt, choices, method)
     return gather(runtime.submit_many(scoring.requests), scoring.finish)
 
 
 class Scoring:
-    """The scoring requests of one selection, and the selection made from their completions."""
+    """The scoring requests of one selection, and its result from their completions."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: PromptInput, choices: Sequence[str], method: str) -> None:
         self._choices = choices
@@ -129,7 +129,7 @@ class TokenizedChoices:
 
     base           the prompt, without its last token where a choice merges with it
     continuations  for each choice, the tokens after `base`
-    num_prompt     for each choice, how many of these tokens belong to the prompt (0 or 1)
+    num_prompt     for each choice, the number of these tokens that belong to the prompt (0 or 1)
     """
 
     base: PromptInput
@@ -137,7 +137,7 @@ class TokenizedChoices:
     num_prompt: tuple[int, ...]
 
     def unconditional(self, tokenizer: Tokenizer) -> ChoiceTrie:
-        """The choices' own tokens without the prompt, after BOS where the tokenizer adds one."""
+        """Return the choices' own tokens without the prompt, after BOS where the tokenizer adds one."""
         bos = np.array([i for i in tokenizer.encode("") if i == tokenizer.bos_token_id], dtype=np.int32)
         own = tuple(ids[n:] for ids, n in zip(self.continuations, self.num_prompt, strict=True))
         return ChoiceTrie(PromptInput(bos), own)
@@ -187,7 +187,7 @@ def _tokens_of(tokenizer: Tokenizer, tail: str, choice: str) -> tuple[int, ...]:
 
 
 class ChoiceTrie:
-    """Scores every node of the trie of continuations once: each request starts where it leaves the previous one.
+    """A trie of continuations whose nodes are scored once: each request starts where it leaves the previous one.
 
     With an empty base the first token of a continuation has no context, and its log-probability counts as 0.
     """
@@ -205,7 +205,7 @@ class ChoiceTrie:
         return sum(self._first(i) < len(ids) for i, ids in enumerate(self._continuations))
 
     def requests(self) -> list[Request]:
-        """One request per continuation that adds tokens to the trie."""
+        """Return one request per continuation that adds tokens to the trie."""
         found: list[Request] = []
         for i in self._order:
             ids, first = self._continuations[i], self._first(i)
@@ -214,7 +214,7 @@ class ChoiceTrie:
         return found
 
     def logprobs(self, completions: Sequence[Completion]) -> list[list[float]]:
-        """Each continuation's token log-probabilities, in the order given, from the completions of `requests()`."""
+        """Return each continuation's token log-probabilities, in the given order, from the requests' completions."""
         answers = iter(completions)
         rows: list[list[float]] = [[] for _ in self._continuations]
         before: list[float] = []
@@ -228,12 +228,12 @@ class ChoiceTrie:
         return rows
 
     def _first(self, i: int) -> int:
-        """The first token of continuation i that is scored by its own request."""
+        """Return the first token of continuation i that is scored by its own request."""
         return self._shared[i] if len(self._base) else max(self._shared[i], 1)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common prefix."""
+    """Return the length of the common prefix."""
     for n, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return n
@@ -300,7 +300,7 @@ def _usage(completions: Sequence[Completion]) -> Usage:
 
 
 def gather(futures: Sequence[Future[Completion]], finish: Callable[[list[Completion]], T]) -> Future[T]:
-    """A future of `finish(results)`. Cancelling it cancels all `futures`."""
+    """Return a future of `finish(results)`. Cancelling it cancels all `futures`."""
     outer: Future[T] = Future()
     outer.add_done_callback(partial(_cancel_all, futures))
     remaining = itertools.count(len(futures) - 1, -1)  # one atomic step per callback, on whichever thread

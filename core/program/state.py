@@ -30,9 +30,9 @@ Item = Expression | str
 
 
 class ProgramState:
-    """One growing text of a program, and its variables.
+    """The growing text of a program, and its variables.
 
-    `state += expression` returns at once. Reading a variable, the text or the messages blocks until they are known,
+    `state += expression` returns at once. Reading a variable, the text or the messages blocks until they are complete,
     and raises the error that prevents them. From outside the program a read also waits until the program has defined
     the variable.
     """
@@ -75,7 +75,7 @@ class ProgramState:
         return ForkGroup(self, [ProgramState(child) for child in self._branch.fork(num_branches)])
 
     def set(self, name: str, value: Any) -> None:
-        """Give a variable a value."""
+        """Set a variable to a value."""
         if not isinstance(name, str) or not name:
             raise ConfigError(f"the name of a variable is {name!r}; give non-empty text")
         variable: Variable = Future()
@@ -120,14 +120,14 @@ class ProgramState:
         raise KeyError(f"the program defines no variable {name!r}; known: {known}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A variable's value, or `default` if the program does not define it."""
+        """Return a variable's value, or `default` if the program does not define it."""
         try:
             return self[name]
         except KeyError:
             return default
 
     def __contains__(self, name: str) -> bool:
-        """Whether the variable is defined yet; does not wait."""
+        """Return True if the variable is defined yet; does not wait."""
         with self._run.changed:
             return name in self._branch.variables
 
@@ -145,7 +145,7 @@ class ProgramState:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The turns so far, as {"role", "content"}; text outside turns is left out."""
+        """The turns so far, as {"role", "content"}; text outside turns is not included."""
         self._settled()
         return self._branch.messages
 
@@ -174,7 +174,7 @@ class ProgramState:
         return self._run.result
 
     def details(self, name: str) -> Completion | Selection:
-        """The Completion of a `gen` or the Selection of a `select`."""
+        """Return the Completion of a `gen` or the Selection of a `select`."""
         self[name]
         found = self._branch.details.get(name)
         if found is None:
@@ -182,10 +182,10 @@ class ProgramState:
         return found
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until everything is executed; False if `timeout` seconds passed before.
+        """Wait until everything is executed; return False after `timeout` seconds.
 
-        Inside the program that is everything appended so far to this state and to forks from it; from outside also
-        everything that the program will append.
+        Inside the program: everything appended so far to this state and to its forks. From outside also
+        everything that the program appends later.
         """
         run = self._run
         inside = run.inside()
@@ -196,7 +196,7 @@ class ProgramState:
         self._run.cancel()
 
     def _settled(self) -> None:
-        """Wait until the text is complete; raises the error that prevents it."""
+        """Wait until the text is complete; raise the error that prevents it."""
         branch, run = self._branch, self._run
         inside = run.inside()
         run.wait_for(lambda: not branch.busy and (inside or run.returned), "state.text")
@@ -223,13 +223,13 @@ class ForkGroup(Sequence[ProgramState]):
         return len(self._states)
 
     def __getitem__(self, key: Any) -> Any:
-        """By number: a branch. By name: the list of that variable's values in all branches."""
+        """Return a branch by its number, or by a variable's name the list of its values in all branches."""
         if isinstance(key, str):
             return [state[key] for state in self._states]
         return self._states[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Take the branch back that `group[i] += item` has appended to."""
+        """Accept the branch that `group[i] += item` assigns after appending to it."""
         if not isinstance(key, int) or value is not self._states[key]:
             raise ConfigError(f"group[{key!r}] cannot be set: branches stay those of the fork; append with +=")
 

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Transcript:
-    """An append-only text. Token ids that were computed or generated are kept, so that the prefix cache finds them.
+    """An append-only text. Computed and generated token ids are kept, so that the prefix cache finds them.
 
     A chat template may strip white space around the content of a turn. Constant text at the start of such a turn is
-    therefore kept apart until the turn ends or the model writes in it.
+    therefore held separately until the turn ends or the model generates in it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._text = GrowingText()
         self._chat: Chat | None = None
-        self._turn: str | None = None  # constant content of the open turn, which the template may still strip
+        self._turn: str | None = None  # constant content of the open turn, which the template may strip
 
     def fork(self, num_copies: int) -> list[Transcript]:
-        """Copies to be continued independently. The last token of each may still merge with the text that follows."""
+        """Return copies that continue independently. The last token of each may merge with the text that follows."""
         self.settle()
         self._text.fix_all_but_last(self._tokenizer)
         return [self._copy() for _ in range(num_copies)]
@@ -80,14 +80,14 @@ class Transcript:
         self._text.write(self._chat.end(content))
 
     def settle(self) -> int:
-        """Append the open turn's constant text as it is; returns the length of the text in characters."""
+        """Append the open turn's constant text as it is; return the length of the text in characters."""
         if self._turn is not None:
             self._text.write(self._turn)
             self._turn = None
         return len(self._text.text)
 
     def prompt(self, *, whole: bool = False) -> PromptInput:
-        """Return the prompt of a model call here. Raises ConfigError where the model cannot write.
+        """Return the prompt of a model call here; raise ConfigError where the model cannot generate.
 
         whole  for text that is scored: ids of an unfinished character at the end are dropped
         """
@@ -103,7 +103,7 @@ class Transcript:
         return PromptInput(ids)
 
     def write_generated(self, completion: Completion) -> None:
-        """Append what the model generated after `prompt()`."""
+        """Append the output that the model generated after `prompt()`."""
         self._text.write_generated(self._tokenizer, completion.text, completion.token_ids)
         self._write_turn(completion.text)
 

@@ -1,4 +1,4 @@
-"""What a user can set about an endpoint: frozen dataclasses, checked where they are built."""
+"""Options of an endpoint: frozen dataclasses, validated on construction."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 @dataclass(frozen=True)
 class Budget:
-    """What all calls to an endpoint may cost together; None sets no limit.
+    """Limits on the total of all calls to an endpoint; None sets no limit.
 
-    calls   requests sent, repeated ones and probes included. Never exceeded.
+    calls   requests sent, retries and probes included. Never exceeded.
     tokens  prompt and completion tokens.
     cost    money, in the unit of the prices.
-    A call is refused once `tokens` or `cost` is reached, so only calls that are under way then can exceed these.
+    A call is refused once `tokens` or `cost` is reached, so only calls in flight at that time can exceed them.
     """
 
     calls: int | None = None
@@ -48,22 +48,22 @@ class Budget:
 
 @dataclass(frozen=True)
 class EndpointConfig:
-    """Everything that tells one endpoint from another.
+    """The options of an endpoint.
 
     model, base_url  the model's name there, and the URL before /chat/completions, usually with /v1 at its end.
     api_key          never shown; None reads GRAFTLM_API_KEY. An endpoint on this machine needs none, others take "" for
                      none.
-    max_in_flight    requests under way at once; further ones wait.
-    max_retries      how often a request is repeated after a rate limit, a server's error or a lost connection.
-    retry_timeouts   how often one that timed out is repeated; the first may have been computed, and paid.
-    timeout          seconds that one request may take, all of its answer included.
-    budget           what all calls may cost together: a dict of "calls", "tokens", "cost".
+    max_in_flight    concurrent requests; further ones wait.
+    max_retries      retries of a request after a rate limit, a server's error or a lost connection.
+    retry_timeouts   retries of a request that timed out; the first attempt may have been computed, and billed.
+    timeout          seconds for one request, all of its answer included.
+    budget           limits on the total of all calls: a dict of "calls", "tokens", "cost".
     prices           money per million tokens: a dict of "input", "cached" and "output".
-    capabilities     what the endpoint can do, instead of finding out: a dict of fields of Capabilities.
+    capabilities     capabilities that need no detection: a dict of fields of Capabilities.
     headers          sent with every request; never shown.
     extra_body       fields added to every request's body.
     layout_hint      whether a turn of several parts may be described to a chat endpoint that cannot continue a turn.
-    max_attempts     how often one value is asked for, where an answer does not have the wanted form.
+    max_attempts     requests for one value, if an answer does not have the required form.
     """
 
     model: str
@@ -111,7 +111,7 @@ class EndpointConfig:
 
     @classmethod
     def from_options(cls, model: Any, base_url: str | None, api_key: str | None, options: Mapping[str, Any]) -> Self:
-        """Build from the keywords of a Runtime; a keyword that only models in this process have raises ConfigError."""
+        """Build from the keywords of a Runtime; raise ConfigError for an option of models in this process."""
         base_url = base_url or os.environ.get(URL_VARIABLE)
         if not base_url:
             raise ConfigError(f"an api_key was given without base_url; give base_url=, or set {URL_VARIABLE}")
@@ -127,7 +127,7 @@ class EndpointConfig:
 
     @staticmethod
     def key_of(base_url: str | None, api_key: str | None, options: Mapping[str, Any]) -> str:
-        """Equal for the same endpoint and options; shows no secret."""
+        """Return a key that is equal for equal endpoints and options, and contains no secret."""
         return sha256(repr((base_url, api_key, sorted(options.items()))).encode()).hexdigest()
 
     @property
@@ -139,7 +139,7 @@ class EndpointConfig:
         return self.host in _LOOPBACK
 
     def redact(self, text: str) -> str:
-        """The text without the API key and the values of headers, which a server may repeat in its errors."""
+        """Remove the API key and the values of headers from a text: servers may repeat them in errors."""
         for secret in (self.api_key, *(self.headers or {}).values()):
             if secret and len(secret) > 3:
                 text = text.replace(secret, "***")
@@ -175,7 +175,7 @@ def _check_url(url: Any) -> None:
 
 
 def _check_header(name: str, value: Any) -> None:
-    """Raise ConfigError for what no header can hold, without showing it."""
+    """Raise ConfigError, without the value, for a value that is invalid in a header."""
     if not isinstance(value, str):
         raise ConfigError(f"{name} is a {type(value).__name__}; it must be text")
     if not (value.isascii() and value.isprintable()) or value != value.strip():

@@ -35,7 +35,7 @@ _NO_MODEL = re.compile(r" answered 404\b.*(?:model_not_found|\bmodel\b.*(?:does 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a streamed answer, and its answer as if cut there; the last one has all answers."""
+    """A piece of a streamed answer, with the answer so far; the last piece has all answers."""
 
     index: int = 0
     text: str = ""
@@ -44,14 +44,14 @@ class Piece:
 
 
 class Endpoint:
-    """Asks for answers, and keeps what is known of the endpoint and what was spent.
+    """The client of one endpoint: its requests, its detected capabilities and its ledger.
 
-    Coroutines run on the loop of endpoints; `start` brings them there from any thread.
+    Coroutines run on the loop of endpoints; `start` submits them from any thread.
     """
 
     def __init__(self, config: EndpointConfig, tokenizer: Any = None) -> None:
         self.config = config
-        self.tokenizer: Tokenizer | None = None  # if one was given, from `open` on
+        self.tokenizer: Tokenizer | None = None  # set by `open`, if the configuration has one
         self._given_tokenizer = tokenizer
         self.capabilities = Capabilities.of(config.capabilities, config.host)
         self._client = Client(config)
@@ -61,15 +61,15 @@ class Endpoint:
 
     @property
     def spent(self) -> RemoteUsage:
-        """What all calls have cost so far."""
+        """The total cost of all calls so far."""
         return self._client.spent
 
     def note(self, count: Count, usage: RemoteUsage) -> None:
-        """Count what was saved or wasted, for the caller and for all. Any thread may call this."""
+        """Count saved and wasted tokens, in the caller's ledger and in the total. Any thread may call this."""
         self._client.count(count, usage)
 
     def num_tokens_of(self, text: str) -> int | None:
-        """How many tokens a text has, if the tokenizer was given."""
+        """Return the number of tokens of a text; None without a tokenizer."""
         return None if self.tokenizer is None else len(self.tokenizer.encode_continuation(text))
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -77,11 +77,11 @@ class Endpoint:
         return loop.run(self._guarded(coroutine))
 
     def task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """`start`, for those who are on the loop already."""
+        """Start a coroutine as a task; must be called on the loop."""
         return asyncio.get_running_loop().create_task(self._guarded(coroutine))
 
     def open(self) -> None:
-        """Get ready for requests; raises ConfigError if the SDK is not installed."""
+        """Prepare for requests; raise ConfigError if the SDK is not installed."""
         if self.tokenizer is None and self._given_tokenizer is not None:
             from graftlm.core.model.description import load_tokenizer
 
@@ -89,7 +89,7 @@ class Endpoint:
         self._client.open()
 
     async def close(self, reason: BaseException) -> None:
-        """End all that runs with `reason` and close the connections."""
+        """End all running calls with `reason` and close the connections."""
         await self._client.close(reason)
         for task in list(self._tasks):
             task.cancel()
@@ -110,14 +110,14 @@ class Endpoint:
     # -- asking ------------------------------------------------------------------------------------------------
 
     async def ask(self, query: Query) -> list[Answer]:
-        """The `sampling.n` answers of one request, or of several where the endpoint brings one at a time."""
+        """Return the `sampling.n` answers of one request, or of several if the endpoint returns one at a time."""
         answers = await self._without_given(read_answers(await self.body(query), self.config), query)
         return await self._completed(answers, query)
 
     async def body(self, query: Query, *, probe: bool = False, **known: Any) -> Mapping[str, Any]:
-        """The body of the answer, as it came. It is counted whatever it holds, since it was computed.
+        """Return the raw body of the response. Its tokens are counted even if it holds no answer.
 
-        probe  counts it as a probe;  known: capabilities to ask with, in place of those that were found out.
+        probe  counts the request as a probe;  known: capabilities that override the detected ones.
         """
         counted = RemoteUsage(probe_calls=1) if probe else RemoteUsage(api_calls=1)
         learning = _Learning(self, query, known)
@@ -134,9 +134,9 @@ class Endpoint:
         return found
 
     async def ask_stream(self, query: Query) -> AsyncGenerator[Piece]:
-        """`ask`, piece by piece. What is left unread is estimated: an endpoint that is cut off reports nothing."""
+        """Yield the pieces of a streamed answer. The cost of a stream that is closed early is estimated."""
         if self.capabilities.returns_text and query.prompt.text:
-            yield Piece(answers=await self.ask(query))  # what is cut off is not known before the end
+            yield Piece(answers=await self.ask(query))  # the answer's end is unknown before the last piece
             return
         streamed = StreamedAnswers(query.sampling.n)
         counted = RemoteUsage(api_calls=1)
@@ -168,7 +168,7 @@ class Endpoint:
         yield Piece(answers=whole)
 
     async def extend(self, prompt: RemotePrompt, count: Count) -> RemotePrompt:
-        """The prompt in the form in which the endpoint continues an open turn; raises RemoteError if it cannot."""
+        """Return the prompt in the form that continues an open turn; raise RemoteError if the endpoint has none."""
         if prompt.messages is None or not prompt.text:
             return prompt
         manner = await self.probes.continue_turn(count)
@@ -190,7 +190,7 @@ class Endpoint:
         self._client.count(query.count, replace(usage, cost=await self._prices.cost(usage, found)))
 
     async def _ask_each(self, query: Query, num_had: int) -> list[Answer]:
-        """The answers from `num_had` on, one request each, at the same time. With a seed each has its own."""
+        """Return the answers from `num_had` on, by concurrent requests; a given seed is varied for each."""
         sampling = query.sampling
         singles = [
             replace(sampling, n=1, seed=None if sampling.seed is None else sampling.seed + i)
@@ -200,7 +200,7 @@ class Endpoint:
         return [answers[0] for answers in asked]
 
     async def _completed(self, answers: list[Answer], query: Query) -> list[Answer]:
-        """All answers that were wanted: those that one request did not bring are asked for one by one."""
+        """Return all requested answers: request the missing ones individually."""
         num = query.sampling.n
         if num > 1 and self.capabilities.n is None:
             self.capabilities = replace(self.capabilities, n=len(answers) > 1)
@@ -209,7 +209,7 @@ class Endpoint:
         return answers[:num]
 
     async def _without_given(self, answers: list[Answer], query: Query) -> list[Answer]:
-        """The answers without the given text that they continue, where the endpoint sends it back."""
+        """Remove the given text from the beginning of answers, if the endpoint repeats it."""
         given = query.prompt.text
         if not given or self.capabilities.returns_text is False or query.extra.get("echo"):
             return answers
@@ -221,7 +221,7 @@ class Endpoint:
 
 
 class _Learning:
-    """The requests of one query: a refused one is repeated if the refusal tells how, which is kept on success."""
+    """The requests of one query: a refused one is repeated as the refusal demands; success stores the capability."""
 
     def __init__(self, endpoint: Endpoint, query: Query, known: Mapping[str, Any], *, stream: bool = False) -> None:
         self._endpoint = endpoint
@@ -231,7 +231,7 @@ class _Learning:
         self._learned: dict[str, Any] = {}
 
     def request(self) -> tuple[str, dict[str, Any]]:
-        """The path and the body."""
+        """Return the path and the body."""
         return request_body(self._query, self._endpoint.config, self._capabilities, stream=self._stream)
 
     def refused(self, error: RemoteError, path: str, sent: Mapping[str, Any]) -> None:
@@ -241,7 +241,7 @@ class _Learning:
             raise _explained(error, path) from None
         self._learned |= found
         if self.request()[1] == sent:
-            raise _explained(error, path) from None  # the user's extra_body says so
+            raise _explained(error, path) from None  # the user's extra_body contains the field
 
     def succeeded(self) -> None:
         if self._learned:
@@ -256,7 +256,7 @@ class _Learning:
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all, in order, run at the same time; the first failure ends the others and is raised."""
+    """Run coroutines concurrently; return their results in order, or cancel the rest and raise the first failure."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -266,7 +266,7 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _explained(error: RemoteError, path: str) -> RemoteError:
-    """The error, with the remedy where an endpoint has no such path."""
+    """Add the remedy to the error of a missing path."""
     if error.status not in (404, 405) or _NO_MODEL.search(str(error)):
         return error
     if path == COMPLETIONS:

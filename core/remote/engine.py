@@ -26,7 +26,7 @@ _PATIENCE_AT_CLOSE_S = 5.0
 
 
 class RemoteEngine:
-    """Starts a task for each request on the loop of endpoints, and tells its listener there."""
+    """An engine that runs a task for each request on the loop of endpoints, and calls its listener there."""
 
     idle = True
     any_thread = True
@@ -50,12 +50,12 @@ class RemoteEngine:
         loop.post(partial(self._cancel, submission_id))
 
     def fail_all(self, error: BaseException) -> None:
-        """End every request with `error`, and what runs beside them."""
+        """End every request and every background task with `error`."""
         with suppress(TimeoutError):
             loop.run(self._endpoint.close(error)).result(_PATIENCE_AT_CLOSE_S)
 
     def stats(self) -> Stats:
-        """Counted over all calls, those of programs too."""
+        """Return the counters over all calls, including the calls of programs."""
         spent = self._endpoint.spent
         return replace(
             self._stats,
@@ -73,7 +73,7 @@ class RemoteEngine:
         raise RemoteError("the cache of an endpoint cannot be cleared from here")
 
     def unpin(self, pin: int) -> None:
-        """Nothing is pinned."""
+        """Do nothing: an endpoint pins no prefixes."""
 
     def close(self) -> None:
         self.fail_all(EngineError("the runtime was closed before the request finished"))
@@ -137,7 +137,7 @@ class RemoteEngine:
                 )
 
     async def _constrained(self, submission: Submission, prompt: RemotePrompt) -> Completion:
-        """An answer that meets its constraint; a stream gets it as one piece, when it is known to."""
+        """Return an answer that meets its constraint; a stream receives it as one piece, once checked."""
         if prompt.ids is not None:
             raise ConfigError("a constraint at an endpoint needs a prompt of text or messages; this one is token ids")
         request = submission.request
@@ -163,7 +163,7 @@ class RemoteEngine:
 
 
 class Ledger:
-    """Adds up what one request costs."""
+    """The accumulated cost of one request."""
 
     def __init__(self) -> None:
         self.usage = RemoteUsage()
@@ -192,7 +192,7 @@ def _completion(request: Request, answers: Sequence[Answer], usage: RemoteUsage)
 
 
 def _cut(answer: Answer, stops: Sequence[str]) -> Answer:
-    """The answer without a stop that the server left in its text, and what comes after."""
+    """Cut the answer before a stop string that the server left in its text."""
     if not stops:
         return answer
     text, reason = until_stop(answer.text, stops, answer.finish_reason)

@@ -1,4 +1,4 @@
-"""EndpointSource: what a runtime knows of a model behind an API."""
+"""EndpointSource: the model source of a runtime whose model is behind an API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EndpointSource:
-    """A model by its name at an endpoint. Its tokenizer is known only if it was given."""
+    """A model by its name at an endpoint. Its tokenizer is available only if the user gave one."""
 
     def __init__(self, config: EndpointConfig, tokenizer: Any) -> None:
         self.given_tokenizer = tokenizer
@@ -53,15 +53,15 @@ class EndpointSource:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for the same model at the same URL; what is behind it may change."""
+        """A hash that is equal for the same model name at the same URL; the weights there may change."""
         return sha256(f"{self.endpoint.config.base_url} {self.name}".encode()).hexdigest()
 
     def answers_on(self) -> bool:
-        """Whether the caller is on the loop of endpoints, where callbacks and listeners are called."""
+        """Return True if the caller is on the loop of endpoints, where callbacks and listeners are called."""
         return loop.is_here()
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
-        """Prompts and constraints go to the endpoint as they are."""
+        """Return the requests with their prompts and constraints unchanged."""
         return [Prepared() for _ in requests]
 
     def build_engine(self, wake: Callable[[], None]) -> Engine:

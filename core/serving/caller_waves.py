@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 
 GROUPS = 8
-"""Groups that callers are admitted in, at most. While the device runs one of them the next one comes back."""
+"""Maximum number of groups of callers. While the device runs one group, the next one returns."""
 QUIET_S = 0.002
-"""How long to wait for the next caller after the last one came back, in seconds."""
+"""Seconds to wait for the next caller after the last one returned."""
 LONGEST_S = 0.05
-"""How long callers are waited for after their answers, in seconds."""
+"""Maximum wait for callers after their answers, in seconds."""
 
 
 class CallerWaves:
-    """How long requests of callers wait for those of others that were answered with them.
+    """Admission control of callers: the delay of a request until callers answered in the same step return.
 
-    Threads that each ask, wait and ask again are answered in one step and come back one by one. A step begun with the
-    first of them would run nearly empty, and each of the others would interrupt the decoding of those before. If all
-    of them were waited for, the device would do nothing meanwhile. So they are admitted in groups. A caller is a
-    hand-over of one request. Not thread-safe.
+    Threads that submit one request after the other are answered in one step and return one by one. A step begun with
+    the first request would run nearly empty, and each later prefill would interrupt decoding. If the engine waited for
+    all of them, the device would idle. So callers are admitted in groups. A caller is a submission of one request.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._num_open = 0  # callers whose request has not ended
-        self._num_due = 0  # callers that were answered and have not come back
+        self._num_due = 0  # callers that were answered and have not returned
         self._num_held = 0  # requests that wait for their group
         self._answered_s = -math.inf
         self._last_s = 0.0
@@ -48,7 +48,7 @@ class CallerWaves:
         self._num_held = 0
 
     def hold_s(self, now: float) -> float:
-        """Seconds for which requests wait for more callers; 0 or less to admit them."""
+        """Return the seconds for which requests wait for more callers; 0 or less admits them."""
         num_callers = self._num_open + self._num_due
         if not self._num_due or GROUPS * self._num_held >= num_callers:
             return 0.0

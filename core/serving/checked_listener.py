@@ -1,4 +1,4 @@
-"""`on_unsupported="check"`: a finished text is judged by its schema, and one that fails is asked for again."""
+"""`on_unsupported="check"`: validates finished outputs by their schema and retries invalid ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graftlm.core.errors import GrammarError, failure_of
 from graftlm.core.request import Chunk, Completion, Listener, Request, Submission, Usage
 
 Check = Callable[[str], str | None]
-"""Judges a text: returns what is wrong with it, None if nothing is."""
+"""Validates an output: returns the violation, or None."""
 
 _SEED_STEP = 1_000_003
 _workers = ThreadPoolExecutor(2, thread_name_prefix="graftlm check")
@@ -29,10 +29,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class CheckedListener:
-    """Stands before the caller's listener and hands on only texts that pass; chunks wait for the verdict.
+    """A listener that forwards only valid outputs to the caller's listener, and holds chunks until then.
 
-    ask_again  submits a request in the place of an earlier submission
-    first      the submission of the first try, known once the request is handed over
+    ask_again  submits a request in place of an earlier submission
+    first      the first submission, set once the request is submitted
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CheckedListener:
         self._request = request
         self._listener = listener
         self._ask_again = ask_again
-        self._slots = list(range(request.sampling.n))  # which of the n answers the current try is for
+        self._slots = list(range(request.sampling.n))  # indices of the answers that the current try produces
         self._answers: dict[int, Completion] = {}
         self._chunks: dict[int, list[Chunk]] = {}
         self._num_tries = 0
@@ -52,7 +52,7 @@ class CheckedListener:
     def wrap(
         cls, request: Request, listener: Listener, ask_again: Callable[[Request, CheckedListener], None]
     ) -> Listener:
-        """A CheckedListener over `listener`; `listener` itself where nothing is left to check."""
+        """Return a CheckedListener over `listener`, or `listener` itself if the mask enforces everything."""
         sampling = request.sampling
         constrained = sampling.json_schema is not None or sampling.constraint is not None
         if sampling.on_unsupported != "check" or not constrained:
@@ -81,7 +81,7 @@ class CheckedListener:
             check = _check_of(self.first)
             failed: list[tuple[int, str, str]] = []
             for slot, answer in zip(self._slots, completion.completions or [completion], strict=True):
-                # a stop string or the limit of tokens may have cut the text: no value to judge
+                # a stop string or the token limit may have cut the output: no value to validate
                 whole = answer.text_complete and not isinstance(answer.stop, str)
                 wrong = check(answer.text) if check is not None and whole else None
                 if wrong is None:
@@ -113,7 +113,7 @@ class CheckedListener:
         self._ask_again(replace(self._request, sampling=self._sampling(sampling)), self)
 
     def _sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """The sampling parameters of the next try: it samples, because a greedy answer would be the same again."""
+        """Return the sampling parameters of the next try, at a temperature above 0: a greedy answer would repeat."""
         seed = None if sampling.seed is None else sampling.seed + self._num_tries * _SEED_STEP
         return replace(sampling, n=len(self._slots), seed=seed, temperature=sampling.temperature or 1.0)
 
@@ -132,7 +132,7 @@ class CheckedListener:
 
 
 def _check_of(submission: Submission) -> Check | None:
-    """The check of a submission's texts; None where the mask keeps the whole schema."""
+    """Return the check of a submission's outputs; None if the mask enforces the whole schema."""
     from graftlm.core.constraint import spec_of
     from graftlm.core.grammar.cache import compile_cached
     from graftlm.core.grammar.schema import validation

@@ -1,4 +1,4 @@
-"""EndedEngine: what answers in place of an engine that could not start or has ended."""
+"""EndedEngine: the stand-in for an engine that failed to start or has ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class EndedEngine:
-    """Ends every request with the cause."""
+    """An engine that ends every request with the cause."""
 
     idle = True
 

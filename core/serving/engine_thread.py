@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]
-"""Builds the engine on its thread. Its argument wakes the thread from any other one."""
+"""Builds the engine on its thread. The argument wakes that thread from any other one."""
 
 POLL_S = 0.02
-"""How often to look again, in seconds, when all requests wait for something outside, such as a grammar."""
+"""Poll interval, in seconds, while all requests wait for outside work, such as a grammar."""
 
 log = logging.getLogger("graftlm.engine")
 
 
 class EngineThread:
-    """Builds an engine, runs its steps, and runs tasks between them.
+    """The thread that builds an engine, runs its steps, and runs tasks between them.
 
-    A task that raises, be it SystemExit, ends alone: the engine and the tasks behind it go on. What is raised outside
-    of any task and any request's own code ends the engine, and every request is told. The thread does not refer to the
-    runtime in front of it, so a runtime that nobody holds is freed.
+    A task that raises, even SystemExit, ends alone: the engine and later tasks continue. An error outside
+    tasks and request callbacks ends the engine and every request. The thread does not refer to the
+    runtime in front of it, so an unreferenced runtime is freed.
 
-    gathers     whether to wait for callers that come back together (CallerWaves), as an engine that batches should.
-    answers_on  whether the current thread is another one that delivers this engine's answers.
+    gathers     whether to wait for callers that return together (CallerWaves); for engines that batch.
+    answers_on  returns whether the current thread is another one that delivers this engine's answers.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class EngineThread:
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
         self._waves = CallerWaves()
-        self.wakes: WakeChain | None = None  # of an engine that waits for a device
+        self.wakes: WakeChain | None = None  # set if the engine waits for a device
         self._gathering = False
-        self._num_urgent = 0  # tasks that wait for no callers
-        self._woken = False  # since this thread waited last
+        self._num_urgent = 0  # tasks that do not wait for callers
+        self._woken = False  # since this thread's last wait
         self._thread: threading.Thread | None = None
 
     @property
@@ -77,13 +77,13 @@ class EngineThread:
 
     @property
     def loading(self) -> bool:
-        """Whether the engine is being built at this moment."""
+        """True while the engine is being built."""
         return self._thread is not None and not self.loaded
 
     def unavailable(self, max_step_s: float) -> str | None:
-        """Why requests get no answer now: the engine is loading, has ended, or is in a step for over `max_step_s`.
+        """Return the reason why requests are not served: loading, ended, or in a step for over `max_step_s`.
 
-        None where they do.
+        None if they are served.
         """
         if self.failure is not None:
             return str(self.failure)
@@ -97,7 +97,7 @@ class EngineThread:
         return None
 
     def start(self) -> None:
-        """Start the thread, if it is not running; the engine is built on it."""
+        """Start the thread, which builds the engine, unless it runs."""
         with self._changed:
             if self._thread is None and not self.closed:
                 self._thread = threading.Thread(target=self._serve, name=f"graftlm {self.name}", daemon=True)
@@ -105,7 +105,7 @@ class EngineThread:
                 _started.add(self)
 
     def wait_loaded(self) -> None:
-        """Wait until the engine is built; raises why it could not be."""
+        """Wait until the engine is built; raise the error that prevented it."""
         self.check_may_wait("load")
         self.start()
         self._loaded.wait()
@@ -113,10 +113,10 @@ class EngineThread:
             raise self.failure
 
     def post(self, task: Task, *, asks: bool = False) -> None:
-        """Run `task` between two steps. After the engine has ended, a stand-in answers it with the cause.
+        """Run `task` between two steps. After the engine's end it runs on an EndedEngine.
 
-        asks  whether it brings the request of a caller. While the thread waits for callers that come back, it is not
-              woken for each of them, but for the last one.
+        asks  whether it submits the request of a caller. While the thread waits for returning callers, it is not
+              woken for each of them, but for the last one only.
         """
         if self._thread is None:
             self.start()
@@ -131,15 +131,15 @@ class EngineThread:
         task(EndedEngine(self._end()))
 
     def _may_sleep_on(self) -> bool:
-        """Count a caller that has come back; whether the thread waits for more of them."""
+        """Count a returned caller; return True if the thread waits for more of them."""
         now = time.monotonic()
         self._waves.asked(now)
         return self._gathering and self._waves.hold_s(now) > 0
 
     def add(self, submissions: Sequence[Submission]) -> None:
-        """Hand requests to the engine, all at once. If it fails to take them, each listener is told why.
+        """Submit requests to the engine at once. If that fails, each listener receives the error.
 
-        If the caller is interrupted meanwhile, the requests are cancelled, since nobody will read their answers.
+        If the caller is interrupted meanwhile, the requests are cancelled.
         """
         if not submissions:
             return
@@ -161,7 +161,7 @@ class EngineThread:
                     with _logged("a listener"):
                         submission.listener.on_error(failure)
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                    raise  # it was the caller's
+                    raise  # the caller's own error
 
         try:
             if works_elsewhere and engine is not None:
@@ -178,7 +178,7 @@ class EngineThread:
             self._waves.answered(time.monotonic())
 
     def call(self, task: Callable[[Engine], Any], name: str = "call") -> Any:
-        """Run `task` between two steps and return what it returns. `name` is the caller's, for `check_may_wait`."""
+        """Run `task` between two steps and return its result. `name` is the caller's method, for `check_may_wait`."""
         self.check_may_wait(name)
         future: Future[Any] = Future()
 
@@ -192,7 +192,7 @@ class EngineThread:
         return future.result()
 
     def check_may_wait(self, name: str) -> None:
-        """Raise EngineError on the engine's own thread, where the call `name` would wait for itself."""
+        """Raise EngineError on the engine's own thread, where the call `name` would deadlock."""
         if threading.current_thread() is self._thread or self.answers_on():
             raise EngineError(
                 f"{name} was called in on_chunk, a future's callback or a plugin's hook, which run on the engine's own "
@@ -200,13 +200,13 @@ class EngineThread:
             )
 
     def wake(self) -> None:
-        """Have the engine step again, also one that had nothing to run."""
+        """Wake the thread for another step, even if the engine is idle."""
         with self._changed:
             self._woken = True
             self._changed.notify()
 
     def _interrupt(self, wanted: bool) -> None:
-        """Tell an engine that runs several steps at once whether a task waits for the end of one."""
+        """Set whether an engine that runs several steps in one call must stop after the current one."""
         interrupt = getattr(self.engine, "interrupt", None)
         if interrupt is not None:
             interrupt(wanted)
@@ -260,7 +260,7 @@ class EngineThread:
                 self._step_began_s = None
 
     def _gathered(self, engine: Engine) -> bool:
-        """Whether to take the tasks: waits for callers that come back, unless the engine can run others meanwhile."""
+        """Return True to take the tasks; wait for returning callers first, unless the engine has other work."""
         while not (self.closed or self._num_urgent) and (hold_s := self._waves.hold_s(time.monotonic())) > 0:
             if not engine.idle:
                 return False
@@ -282,7 +282,7 @@ class EngineThread:
                 return
 
     def _wakes_callers(self) -> bool:
-        """Whether callers that were answered are still to be woken."""
+        """Return True while answered callers are still to be woken."""
         return self.wakes is not None and self.wakes.check()
 
     def _wait(self, timeout_s: float | None = None) -> None:
@@ -291,7 +291,7 @@ class EngineThread:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Let callers wake up while this thread waits, for tasks or for the device."""
+        """Wake callers while this thread waits for tasks or for the device."""
         if self.wakes is None:
             yield
             return
@@ -302,14 +302,14 @@ class EngineThread:
             self.wakes.pause(True)
 
     def _finish(self, engine: Engine) -> None:
-        """End every request, queued ones included."""
+        """End every request, including queued ones."""
         with self._changed:
             self.closed = True
             tasks, self._tasks = self._tasks, deque()
         error = self._end()
         with ExitStack() as ends:
             if self.failure is not None:
-                ends.enter_context(suppress(Exception))  # what broke cannot be tidied up; the cause is known already
+                ends.enter_context(suppress(Exception))  # cleanup of a broken engine may fail; the cause is recorded
             ends.callback(engine.close)
             ends.callback(self._answer, tasks, error)
             ends.callback(engine.fail_all, error)
@@ -327,7 +327,7 @@ class EngineThread:
 
 
 class _Caller:
-    """A listener that also tells when its request has ended."""
+    """A listener that also reports the end of its request."""
 
     def __init__(self, listener: Listener, ended: Callable[[], None]) -> None:
         self._listener = listener
@@ -351,7 +351,7 @@ def _cancel(submission_id: int, engine: Engine) -> None:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log what one caller's code raises, so that it does not reach the requests of others."""
+    """Log errors of one caller's code, so that they do not affect other requests."""
     try:
         yield
     except BaseException:

@@ -1,9 +1,9 @@
-"""Batching of calls that start in the same turn of an event loop: they are submitted together.
+"""Batching of calls that start in the same turn of an event loop.
 
-`asyncio.gather` over calls that know nothing of each other starts them one after the other within one turn of the
-loop. Submitting each on its own would let the engine begin with the first; here they wait for the end of the turn
-and become one `submit_many`. Where a framework works for long before each call, as it splits or counts documents, the
-engine would stand idle: calls wait for no more than `MAX_WAIT_S` of the turn.
+`asyncio.gather` over independent calls starts them one after the other within one turn of the
+loop. Submitted individually, the engine would begin with the first; instead they wait for the end of the turn
+and become one `submit_many`. If a framework works long before each call, as it splits or counts documents, the
+engine would idle: calls wait for at most `MAX_WAIT_S` of the turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graftlm.core.serving.loop_inbox import inbox_of
 
 
 class Submits(Protocol):
-    """What requests are submitted to: a Runtime."""
+    """The part of a Runtime that takes requests."""
 
     def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]: ...
 
@@ -36,7 +36,7 @@ _Waiting = list[tuple[Request, "asyncio.Future[Completion]"]]
 
 
 class _Turn(NamedTuple):
-    """Calls that wait for the end of a turn. `since` is when the first of them came, on the clock of the thread."""
+    """Calls that wait for the end of a turn. `since` is the arrival of the first, on the thread's CPU clock."""
 
     since: float
     waiting: _Waiting
@@ -46,7 +46,7 @@ _pending: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Turn]] = WeakK
 
 
 async def complete(runtime: Submits, request: Request) -> Completion:
-    """Submit `request` with all others of this turn of the loop and wait for its answer.
+    """Submit `request` together with all requests of this turn of the loop and wait for its answer.
 
     Cancelling the task frees the request's KV.
     """
@@ -64,14 +64,14 @@ async def complete(runtime: Submits, request: Request) -> Completion:
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, runtime: Submits, turn: _Turn) -> None:
-    """Submit the calls of `turn` that wait still; the next call begins another."""
+    """Submit the waiting calls of `turn`; the next call begins another turn."""
     if _pending[loop].get(id(runtime)) is turn:
         del _pending[loop][id(runtime)]
         _submit(loop, runtime, [(request, answer) for request, answer in turn.waiting if not answer.done()])
 
 
 def _submit(loop: asyncio.AbstractEventLoop, runtime: Submits, waiting: _Waiting) -> None:
-    """Submit calls as one; if that fails, submit each alone, since one of them may be to blame."""
+    """Submit calls together; if that fails, individually, since one invalid call may be the cause."""
     try:
         futures = runtime.submit_many([request for request, _ in waiting])
     except BaseException as error:  # Rust code panics with one
@@ -110,13 +110,13 @@ def _settle(answer: asyncio.Future[Completion], future: Future[Completion]) -> N
 
 
 async def settled(futures: Sequence[Future[Completion]], *, until_error: bool) -> None:
-    """Wait until all have ended or, with `until_error`, one has failed. The loop is woken up once.
+    """Wait until all futures have ended or, with `until_error`, one has failed. The loop is woken once.
 
     Cancelling the task leaves the futures alone.
     """
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
-    ended = itertools.count(1)  # callbacks come from several threads, and this counts them one by one
+    ended = itertools.count(1)  # an atomic count over callbacks of several threads
 
     def end() -> None:
         if not over.done():

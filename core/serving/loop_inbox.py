@@ -1,4 +1,4 @@
-"""LoopInbox: calls that other threads hand to an event loop, many for one wake-up."""
+"""LoopInbox: functions that other threads post to an event loop, with one wake-up for many."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopInbox] = WeakKeyDicti
 
 
 def inbox_of(loop: asyncio.AbstractEventLoop) -> LoopInbox:
-    """The one inbox of an event loop."""
+    """Return the inbox of an event loop, one per loop."""
     found = _inboxes.get(loop)
     return found if found is not None else _inboxes.setdefault(loop, LoopInbox(loop))
 
 
 class LoopInbox:
-    """Runs functions on an event loop, in the order in which they were posted.
+    """A queue of functions that run on an event loop, in the order of posting.
 
-    `loop.call_soon_threadsafe` writes to a socket and wakes the loop for each call; here that is done once for all that
-    is posted until the loop looks. A function that raises is logged, and the others run.
+    `loop.call_soon_threadsafe` writes to a socket and wakes the loop for each call; the inbox does that once for all
+    functions that are posted before the loop runs. A function that raises is logged, and the rest run.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -33,7 +33,7 @@ class LoopInbox:
 
     def post(self, function: Callable[[], object]) -> None:
         """Run `function` soon. Any thread may call this; raises RuntimeError if the loop was closed."""
-        # No lock: whoever finds the loop woken has appended before the loop takes what is due.
+        # No lock: a thread that finds the loop woken has appended before the loop takes the queue.
         self._due.append(function)
         if not self._woken:
             self._wake()
@@ -59,4 +59,4 @@ class LoopInbox:
                     log.exception("a call on an event loop failed")
         finally:
             if self._due and not self._woken:
-                self._wake()  # what was posted by these calls, or is left by one that ended the loop
+                self._wake()  # functions posted by these calls, or left by a call that ended the loop

@@ -17,7 +17,7 @@ class Pin:
         self.num_tokens = num_tokens
 
     def unpin(self) -> None:
-        """Let the prefix be evicted. Unpinning twice is fine, and so is doing it after the runtime was closed."""
+        """Make the prefix evictable. Idempotent, and allowed after the runtime was closed."""
         pin, self._pin = self._pin, None
         if pin is not None:
             self._thread.post(lambda engine: engine.unpin(pin))

@@ -1,4 +1,4 @@
-"""Waves of a large batch: the engine begins with the first prompts while the next ones are tokenised."""
+"""Waves of a large batch: the engine starts the first prompts while the next ones are tokenised."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from graftlm.core.chat.messages import Message
 from graftlm.core.request import Request
 
 WAVE_CHARS = 1 << 16
-"""Characters of new text in a wave, about 16,000 tokens: more than an engine takes in one step, and tokenised in the
-time of a few steps at most: 180 ms passed before the engine had the first of 64 chats of 4,600 characters each. A batch
-with less text is handed over as one."""
-_GRAIN = 512  # characters in which shared beginnings are measured
+"""Characters of new text in a wave, about 16,000 tokens: more than one step computes, and tokenised within a few
+steps: 180 ms passed before the engine had the first of 64 chats of 4,600 characters each. A batch with less text is
+submitted at once."""
+_GRAIN = 512  # granularity of shared prefixes, in characters
 
 
 def waves(requests: Sequence[Request]) -> Iterator[slice]:
-    """Cut a batch, in its order, where `WAVE_CHARS` of text are full. Text that several prompts begin with counts once.
+    """Cut a batch, in its order, where `WAVE_CHARS` of text are reached. A shared prefix counts once.
 
     The cuts depend on the prompts alone, so that equal batches are cut alike.
     """
@@ -36,7 +36,7 @@ def waves(requests: Sequence[Request]) -> Iterator[slice]:
 
 
 def _new_chars(texts: Sequence[str]) -> list[int]:
-    """The characters of each text behind what it shares with its neighbour in alphabetical order."""
+    """Return the characters of each text after its common prefix with its neighbour in alphabetical order."""
     new = [0] * len(texts)
     before = ""
     for i in sorted(range(len(texts)), key=texts.__getitem__):
@@ -48,11 +48,11 @@ def _new_chars(texts: Sequence[str]) -> list[int]:
 
 
 def _text(prompt: Any) -> str:
-    """The text of a prompt that is to be tokenised; of its messages, without their template."""
+    """Return the text of a prompt that is to be tokenised; of its messages, without their template."""
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Message | Mapping):
-        return ""  # token ids, or what is refused later
+        return ""  # token ids, or an invalid prompt that is refused later
     return "\n".join(message.text if isinstance(message, Message) else _content(message) for message in prompt)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SharedRuntimes:
-    """Runtimes by their key, each held until it is closed. Those of a process's parent are not its own."""
+    """Runtimes by their key, each held until it is closed. A forked child starts without any."""
 
     def __init__(self) -> None:
         self._start()
@@ -24,7 +24,7 @@ class SharedRuntimes:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Runtime]) -> Runtime:
-        """The open runtime with `key`, made if there is none."""
+        """Return the open runtime with `key`, made if there is none."""
         with self._lock:
             self._runtimes = {known: runtime for known, runtime in self._runtimes.items() if not runtime.closed}
             if key not in self._runtimes:

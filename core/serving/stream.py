@@ -1,4 +1,4 @@
-"""Listeners that carry results from the engine's thread: futures, and streams for threads and event loops."""
+"""Listeners that pass results from the engine's thread to futures, threads and event loops."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _Result = TypeVar("_Result")
 
 
 class EngineFuture(Future[_Result]):
-    """A future of what an engine computes; on that engine's thread, waiting for it raises instead of never ending."""
+    """A future of an engine's result; waiting for it on that engine's thread raises instead of deadlocking."""
 
     def __init__(self, thread: EngineThread) -> None:
         super().__init__()
-        self._thread = ref(thread)  # a result that is kept keeps no engine
+        self._thread = ref(thread)  # a kept result must not keep the engine
         self._waiters = _Waiters(self)  # type: ignore[assignment]
 
     def result(self, timeout: float | None = None) -> _Result:
@@ -62,7 +62,7 @@ class _Waiters(list[object]):
 
 
 def pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
-    """Resolve `outer` with what `inner` got: the logits of its completion, its error, or its cancellation."""
+    """Resolve `outer` with the logits of the completion of `inner`, its error, or its cancellation."""
     if outer.cancelled() or inner.cancelled():
         outer.cancel()
     elif (error := inner.exception()) is not None:
@@ -74,7 +74,7 @@ def pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
 
 @contextmanager
 def cancelled_on_error(futures: Sequence[Future[Any] | asyncio.Future[Any]]) -> Iterator[None]:
-    """Cancel futures that nobody will read when what is done here fails or is interrupted."""
+    """Cancel futures when the `with` block fails or is interrupted."""
     try:
         yield
     except BaseException:
@@ -84,7 +84,7 @@ def cancelled_on_error(futures: Sequence[Future[Any] | asyncio.Future[Any]]) -> 
 
 
 def pass_cancel(cancel: WeakMethod[Callable[[int], None]], submission_id: int, future: Any) -> None:
-    """Cancel the submission when its future was cancelled, if its runtime is still there."""
+    """Cancel the submission of a cancelled future, if its runtime still exists."""
     owner = cancel()
     if future.cancelled() and owner is not None:
         with suppress(GraftError):
@@ -92,7 +92,7 @@ def pass_cancel(cancel: WeakMethod[Callable[[int], None]], submission_id: int, f
 
 
 async def results(futures: Sequence[asyncio.Future[_Result]]) -> list[_Result]:
-    """Wait for all results. If the task is cancelled or one of them fails, the others are cancelled."""
+    """Wait for all results. If the task is cancelled or a future fails, the remaining futures are cancelled."""
     try:
         return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
     except BaseException:
@@ -102,7 +102,7 @@ async def results(futures: Sequence[asyncio.Future[_Result]]) -> list[_Result]:
 
 
 class FutureListener:
-    """Resolves a future; one that its caller has cancelled stays cancelled. Chunks go to `on_chunk`, if it is given."""
+    """A listener that resolves a future, unless that was cancelled. Chunks go to `on_chunk`, if given."""
 
     def __init__(self, future: Future[Completion], on_chunk: Callable[[Chunk], None] | None = None) -> None:
         self.future = future
@@ -122,11 +122,11 @@ class FutureListener:
 
 
 class Answer:
-    """The answer to one request, for the one thread that waits for it. Cheaper than a future: a lock and nothing else.
+    """The answer to one request, for one waiting thread. Cheaper than a future: a single lock.
 
-    The lock is held from the beginning until the request has ended, and the waiting thread takes it then.
+    The lock is held until the request has ended; the waiting thread then acquires it.
 
-    chain  wakes this thread in its turn among those that were answered together
+    chain  wakes the threads that were answered in the same step, one after the other
     """
 
     __slots__ = ("_chain", "_completion", "_error", "_on_chunk", "_open")
@@ -144,12 +144,12 @@ class Answer:
         return self._completion is not None or self._error is not None
 
     def wait(self) -> Completion:
-        """Wait for the completion, once; raises what ended the request instead."""
+        """Wait for the completion, once; raise the error that ended the request."""
         chain = self._chain
         try:
             self._open.acquire()
         except BaseException:
-            self._chain = None  # this thread will pass nothing on
+            self._chain = None  # this thread wakes no further one
             raise
         finally:
             if chain is not None:
@@ -160,7 +160,7 @@ class Answer:
         try:
             raise self._error
         finally:
-            del self  # an error that is kept keeps no frame that holds it
+            del self  # break the cycle between a kept error and this frame
 
     def on_chunk(self, chunk: Chunk) -> None:
         if self._on_chunk is not None:
@@ -184,14 +184,14 @@ class Answer:
 
 
 class AsyncListener:
-    """Resolves `future`, of the event loop that it was made on. One that its caller has cancelled stays so."""
+    """A listener that resolves `future`, which belongs to an event loop, unless that was cancelled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[Completion] = loop.create_future()
         self._inbox = inbox_of(loop)
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Nobody reads chunks."""
+        """Ignore the chunk."""
 
     def on_finish(self, completion: Completion) -> None:
         self._post(self.future.set_result, completion)
@@ -209,7 +209,7 @@ class AsyncListener:
 
 
 class StreamListener:
-    """Hands chunks to a thread, or to the event loop it was made on. None ends the stream."""
+    """A listener that queues chunks for a thread, or for the event loop of its creator. None ends the stream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._inbox = None if loop is None else inbox_of(loop)
@@ -231,7 +231,7 @@ class StreamListener:
         self._put(error)
 
     def next(self) -> Chunk | None:
-        """Wait for the next chunk; None at the end. Raises what ended the request."""
+        """Return the next chunk, or None at the end; raise the error that ended the request."""
         item = self._queue.get()
         if isinstance(item, BaseException):
             raise item
@@ -281,7 +281,7 @@ class ChunkStream(Iterator[Chunk]):
         return self._listener.completion
 
     def close(self) -> None:
-        """Stop reading; a request that is not finished is cancelled and its KV freed."""
+        """Stop reading: cancel an unfinished request and free its KV."""
         if not self._done:
             self._done = True
             if not self._listener.ended:

@@ -1,4 +1,4 @@
-"""WakeChain: threads that were answered together wake up one after the other."""
+"""WakeChain: wakes threads that were answered in one step one after the other."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import time
 from collections import deque
 
 OVERDUE_S = 0.02
-"""How long a thread may take to wake the next one, in seconds, before `check` wakes all."""
+"""Seconds that a thread may take to wake the next one before `check` wakes all."""
 
 
 class WakeChain:
-    """Wakes threads in turn: each of them, once awake, wakes the next.
+    """A chain of threads: each thread, once awake, wakes the next.
 
-    A thread sleeps in `acquire` of a lock that is held for it. If all were woken at once, each would wait for the GIL
-    behind all others, and so would the engine's thread, whose device has nothing to do meanwhile. In a chain two
-    threads want the GIL at a time. Any thread may call.
+    A thread sleeps in `acquire` of a lock that is held for it. If all threads woke at once, each would wait for the
+    GIL, as would the engine's thread, whose device would idle. In a chain two threads compete for the GIL at a time.
+    Any thread may call the methods.
     """
 
     def __init__(self) -> None:
         self._asleep: deque[threading.Lock] = deque()
-        self._passed_on = False  # whether a thread was woken that will wake the next
+        self._passed_on = False  # whether a woken thread has yet to wake the next
         self._paused = False
         self._closed = False
         self._woken_s = 0.0
         self._lock = threading.Lock()
 
     def wake(self, sleeper: threading.Lock) -> None:
-        """Release a thread's lock, in its turn."""
+        """Queue a thread's lock for release."""
         with self._lock:
             self._asleep.append(sleeper)
             if self._closed:
@@ -36,19 +36,19 @@ class WakeChain:
                 self._release_next()
 
     def awake(self) -> None:
-        """Wake the next thread. Each thread calls it as soon as it is awake."""
+        """Wake the next thread; each thread calls this once awake."""
         with self._lock:
             self._release_next()
 
     def pause(self, paused: bool) -> None:
-        """Wake nobody for a while, or go on."""
+        """Pause or resume the chain."""
         with self._lock:
             self._paused = paused
             if not paused and not self._passed_on:
                 self._release_next()
 
     def check(self) -> bool:
-        """Wake all if the last thread woken does not wake the next one; whether threads are still to be woken."""
+        """Wake all threads if the chain is overdue; return True if threads are still to be woken."""
         if not self._asleep:
             return False
         with self._lock:
@@ -57,7 +57,7 @@ class WakeChain:
             return bool(self._asleep)
 
     def close(self) -> None:
-        """Wake all, and from now on everyone at once."""
+        """Wake all threads, and later ones immediately."""
         with self._lock:
             self._closed = True
             self._release_all()

@@ -1,4 +1,4 @@
-"""What an endpoint can do: given by the user, known of the host, or found out by what its answers contain."""
+"""Capabilities of an endpoint: set by the user, documented by its host, or detected from its answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError
 
 ContinueTurn = Literal["continue_final_message", "prefix", "bare", "template", "none"]
-"""How an open assistant turn is continued.
+"""Ways to continue an open assistant turn.
 
 continue_final_message  this field is true and `add_generation_prompt` false (vLLM, SGLang, llama.cpp)
 prefix                  the last message has "prefix": true (DeepSeek, Mistral)
 bare                    a trailing assistant message is enough (Ollama, llama.cpp, older Claude models)
 template                the chat is rendered with the given tokenizer's template and sent to /completions
-none                    not at all: such a message begins a new turn, or is refused
+none                    not supported: such a message begins a new turn, or is refused
 """
 
 ConstraintField = Literal["structured_outputs", "regex", "response_format", "none"]
@@ -25,19 +25,19 @@ MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an endpoint can do; None is not known yet, and found out when it is first needed.
+    """Capabilities of an endpoint; None is not detected yet, and detected on first use.
 
-    completions       whether there is /completions, to which text is sent.
-    continue_turn     how an assistant turn is continued; see ContinueTurn.
-    logprobs          whether log-probabilities come with an answer, and with them its tokens.
-    echo              whether /completions scores a text that is given.
+    completions       whether the endpoint has /completions, for plain text.
+    continue_turn     the way to continue an assistant turn; see ContinueTurn.
+    logprobs          whether an answer can include log-probabilities, and so its tokens.
+    echo              whether /completions scores a given text.
     regex, choices, json_schema, grammar
-                      the field that constrains an answer so; "none": answers are checked here instead.
-    n                 whether one request can bring several answers.
-    max_stops         how many stop strings are taken; None sets no limit.
-    max_tokens_field  the name of the limit of a chat's answer;  text_max_tokens_field: of a text's.
+                      the field for this constraint; "none": answers are checked by the client instead.
+    n                 whether one request can return several answers.
+    max_stops         maximum number of stop strings; None sets no limit.
+    max_tokens_field  the name of the token limit of a chat;  text_max_tokens_field: of a text.
     returns_text      whether an answer begins with the given text that it continues (Mistral).
-    omit              fields that the endpoint refuses; they are not sent.
+    omit              fields that the endpoint refuses, and that are not sent.
     """
 
     completions: bool | None = None
@@ -57,7 +57,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None, host: str) -> Self:
-        """What is known at the start: of a well-known host, and what the user says above that."""
+        """Build the initial capabilities: a known host's, overridden by the user's."""
         reject_unknown(list(given or {}), [f.name for f in fields(cls)], "capability")
         known = replace(cls(), **_known_host(host))
         return replace(known, **(given or {}))
@@ -86,7 +86,7 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 
 
 def _known_host(host: str) -> dict[str, Any]:
-    """The capabilities that hosted APIs document; all others are detected."""
+    """Return the capabilities that a hosted API documents; the rest is detected."""
     if host.endswith(("openai.com", "openai.azure.com")):
         return {"continue_turn": "none", "max_stops": 4, "max_tokens_field": "max_completion_tokens"}
     return {}

@@ -1,6 +1,6 @@
-"""Probes: detect what an endpoint can do from the content of its answers, never from their status.
+"""Probes: detect an endpoint's capabilities from the content of its answers, never from their status.
 
-Servers drop fields that they do not know without an error, so a capability is proved only by an answer that the model
+Servers drop unknown fields without an error, so a capability is proved only by an answer that the model
 would not have given without it. A probe takes a few tokens, runs when a capability is first needed, and is counted.
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _COUNTING = RemotePrompt("1 2 3 4 5 6 7 8")
 _TO_20 = " ".join(map(str, range(1, 21)))
-_ASKED_TO_COUNT = RemotePrompt(  # small models cannot count, but they can copy
+_ASKED_TO_COUNT = RemotePrompt(  # small models cannot count without an example to copy
     "1 2 3 4 5 6 7",
     ({"role": "user", "content": f"Repeat the numbers from 1 to 20: {_TO_20}"},),
 )
@@ -42,24 +42,24 @@ _PROOFS: Mapping[str, tuple[SamplingParams, Callable[[str], bool]]] = {
     "grammar": (replace(_GREEDY, grammar="start: /[xy]{3}/"), lambda text: re.fullmatch("[xy]{3}", text) is not None),
     "json_schema": (replace(_GREEDY, json_schema={"const": 7}), lambda text: _is_json(text, 7)),
 }
-"""For each kind of constraint a call, and whether its answer can only come of it."""
+"""For each kind of constraint a call, and the test whether its answer proves the constraint."""
 
 
 Refused = Literal["refused", "unsure"]
-"""What became of a probe without an answer: unsure if the server failed, which it may do for other reasons."""
+"""Result of a probe without an answer: "unsure" if the server failed, which may have other reasons."""
 
 _NO: Mapping[Refused, bool | None] = {"refused": False, "unsure": None}
 
 
 class Probes:
-    """Asks each question once, whoever needs the answer."""
+    """The probes of one endpoint; each runs once, and its result is cached."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def continue_turn(self, count: Count) -> ContinueTurn:
-        """How an open turn of the assistant is continued."""
+        """Detect the way to continue an open turn of the assistant."""
 
         async def find() -> ContinueTurn | None:
             tokenizer = self._endpoint.tokenizer
@@ -75,7 +75,7 @@ class Probes:
                 counted = re.match(r"(1 2 3 4 5 6 7)?\s*8\b", answer.text)
                 if counted is not None and counted[1] is None:
                     return manner
-                if counted is not None:  # in a new turn, or after the text sent back? No new turn begins with "So:".
+                if counted is not None:  # distinguish a new turn from repeated text: no new turn begins with "So:"
                     answer = await self._ask(_BEGUN, _GREEDY, count, continue_turn=manner)
                     if isinstance(answer, Answer) and answer.text.startswith(_BEGUN.text):
                         self._know(returns_text=True)
@@ -85,7 +85,7 @@ class Probes:
         return await self._once("continue_turn", find) or "none"
 
     async def logprobs(self, chat: bool, count: Count) -> bool:
-        """Whether log-probabilities come, and with them the tokens."""
+        """Return True if answers include log-probabilities, and so their tokens."""
 
         async def find() -> bool | None:
             prompt = replace(_ASKED_TO_COUNT, text="") if chat else _COUNTING
@@ -95,7 +95,7 @@ class Probes:
         return bool(await self._once("logprobs", find))
 
     async def echo(self, count: Count) -> bool:
-        """Whether /completions scores a given text."""
+        """Return True if /completions scores a given text."""
 
         async def find() -> bool | None:
             answer = await self._ask(_COUNTING, replace(_GREEDY, max_tokens=1), count, {"echo": True, "logprobs": 1})
@@ -106,7 +106,7 @@ class Probes:
         return bool(await self._once("echo", find))
 
     async def returns_text(self, chat: bool, count: Count) -> bool:
-        """Whether answers begin with the given text that they continue; asked once an answer does."""
+        """Return True if answers repeat the given text that they continue; runs once an answer does."""
 
         async def find() -> bool | None:
             prompt = _BEGUN if chat else _COUNTING
@@ -116,7 +116,7 @@ class Probes:
         return bool(await self._once("returns_text", find))
 
     async def constraint(self, kind: str, chat: bool, count: Count) -> ConstraintField:
-        """The field that constrains an answer to a regex, choices, a schema or a grammar."""
+        """Return the field that constrains an answer to a regex, choices, a schema or a grammar."""
 
         async def find() -> ConstraintField | None:
             sampling, proves = _PROOFS[kind]
@@ -133,7 +133,7 @@ class Probes:
         return await self._once(kind, find) or "none"
 
     async def _once(self, name: str, find: Callable[[], Awaitable[T | None]]) -> T | None:
-        """The known result of a probe, or a new one; a probe that failed is repeated later."""
+        """Return the cached result of a probe, or run it; a probe that failed is repeated later."""
         known: T | None = getattr(self._endpoint.capabilities, name)
         if known is None:
             async with self._locks.setdefault(name, asyncio.Lock()):
@@ -153,7 +153,7 @@ class Probes:
         extra: Mapping[str, Any] | None = None,
         **known: Any,
     ) -> Answer | Refused:
-        """The answer to a probe. What may pass raises, so that nothing wrong is kept."""
+        """Return the answer to a probe; raise transient errors, so that no wrong result is cached."""
         query = Query(prompt, sampling, count, extra=extra or {})
         try:
             found = await self._endpoint.body(query, probe=True, **known)

@@ -47,6 +47,6 @@ def learned(error: RemoteError, sent: Mapping[str, Any], known: Capabilities) ->
 
 
 def _names(said: str, name: str) -> bool:
-    """Whether a refusal names this field, and not only one whose name has it as a part."""
+    """Return True if a refusal names this field, and not only one whose name has it as a part."""
     pattern = _NAMED.get(name) or re.compile(rf"(?<![\w-]){name}(?![\w-])")
     return pattern.search(said) is not None

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint
 
 _PATIENCE_S, _PAUSE_S = 0.005, 0.0005
-"""How long a speculating call waits for the program to append what follows, and how often it looks."""
+"""Seconds that a speculating call waits for the program to append more parts, and interval of the checks."""
 
 
 class RemoteBranch(Branch):
-    """Keeps text and turns as the endpoint takes them; tokens are the endpoint's own affair."""
+    """A branch that keeps text and turns in the endpoint's form, without token ids."""
 
     def __init__(self, run: Run, parent: Branch | None = None) -> None:
         super().__init__(run, parent)
@@ -44,7 +44,7 @@ class RemoteBranch(Branch):
 
     @property
     def usage(self) -> Usage:
-        """With what is left of a surplus, as if nothing else were to use it."""
+        """The usage, with the rest of a surplus counted as wasted."""
         return self._usage + sum((branch._pending for branch in self._all()), start=RemoteUsage())
 
     @property
@@ -55,7 +55,7 @@ class RemoteBranch(Branch):
         return [self, *(branch for child in self._children for branch in child._all())]
 
     def prepare(self) -> None:
-        """Make the endpoint ready."""
+        """Prepare the endpoint for requests."""
         self.run.backend.load()  # type: ignore[attr-defined]
 
     @property
@@ -124,11 +124,11 @@ class RemoteBranch(Branch):
 
     @property
     def _reader(self) -> Callable[[Coroutine[Any, Any, None]], None] | None:
-        """What reads answers beside the program, if its values are streamed."""
+        """The function that reads answers in the background, if values are streamed; else None."""
         return None if self.run.on_chunk is None else self._read_beside
 
     def _read_beside(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Read an answer to its end, so that its bill is known; the run ends after that."""
+        """Read an answer to its end, so that its cost is reported; the run ends after that."""
         future = self._endpoint.start(coroutine)
         self.run.begin_call(future)
         self._hold(1)
@@ -151,7 +151,7 @@ class RemoteBranch(Branch):
     # -- looking ahead -----------------------------------------------------------------------------------------
 
     async def _look_ahead(self) -> Ahead:
-        """What follows in this turn, as far as the program has appended it; waits a moment for it to do so."""
+        """Return the parts of this turn that the program has appended, after a short wait for more."""
         waited_s = 0.0
         while True:
             with self.run.changed:

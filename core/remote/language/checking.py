@@ -1,4 +1,4 @@
-"""Constraints at an endpoint: answers are always checked here, and mended where the endpoint does not enforce them."""
+"""Constraints at an endpoint: every answer is checked, and repaired if the endpoint does not enforce the constraint."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.grammar.vocabulary import Vocabulary
 
-_MAX_SHOWN = 300  # characters of a constraint, in errors and in what a model is told
+_MAX_SHOWN = 300  # characters of a constraint in errors and in prompts
 
 More = Callable[[str, str | None], Awaitable[tuple[str, FinishReason] | None]]
-"""Asks for what follows the given beginning of a value, or for a new one, with a complaint about the last.
+"""Requests the continuation of a value's prefix, or a new value after a complaint about the last one.
 
--> the text and how it ended; None if it cannot be had.
+-> the text and its finish reason; None if the endpoint cannot provide it.
 """
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A value that meets its constraint, or with `complete` False the beginning of one that the limit cut.
+    """A value that meets its constraint, or with `complete` False a prefix that the token limit cut.
 
     num_asked  requests beside the first.
     """
@@ -44,17 +44,17 @@ class Checked:
 
 
 class Language:
-    """The texts that a constraint allows."""
+    """The formal language of a constraint."""
 
     def __init__(self, grammar: Grammar, shown: str, member_order: Mapping[str, int] | None = None) -> None:
-        """`member_order`, of a JSON Schema: the names of its members in the order in which the grammar writes them."""
+        """Store the grammar; `member_order` ranks the member names of a JSON Schema as the grammar orders them."""
         self._grammar = grammar
         self._member_order = member_order
         self.shown = shown
 
     @classmethod
     async def of(cls, sampling: SamplingParams) -> Language:
-        """Compile on another thread; raises GrammarError for what cannot be. JSON may have blanks, as models write."""
+        """Compile a constraint on another thread; raise GrammarError if that fails. JSON may contain blanks."""
         from graftlm.core.grammar.cache import compile_cached
 
         spec = spec_of(sampling)
@@ -70,10 +70,10 @@ class Language:
         return cls(grammar, _shown(sampling), order)
 
     def measure(self, text: str) -> tuple[str | None, str, str]:
-        """-> the longest beginning of `text` that is a whole text of the language, None if there is none; the longest
-        one that such a text can begin with; and what has to follow that.
+        """Return the longest prefix of `text` in the language, or None; its longest viable prefix; and the forced
+        continuation of that prefix.
 
-        A JSON value in another spelling, or with its members in another order, is a whole text as well.
+        A JSON value in another spelling, or with its members in another order, counts as in the language.
         """
         data = text.encode()
         whole, alive, matcher = self._follow(data)
@@ -87,21 +87,21 @@ class Language:
         )
 
     def _end_of_respelled(self, text: str) -> int | None:
-        """The end, in characters, of the JSON value that begins `text`; None if the language has no spelling of it."""
+        """Return the end, in characters, of the JSON value that begins `text`; None if it is not in the language."""
         if self._member_order is None or (found := respelled(text, self._member_order)) is None:
             return None
         try:
             data = found[0].encode()
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:  # a lone surrogate
             return None
         return found[1] if self._follow(data)[0] == len(data) else None
 
     def may_be_cut(self, text: str) -> bool:
-        """Whether a text of the language, with any number of blanks in JSON, can begin so."""
+        """Return True if the text is a viable prefix, with any number of blanks in JSON."""
         return self.begins(text) or self._member_order is not None and self.begins(with_single_blanks(text))
 
     def end(self, text: str) -> tuple[int, int] | None:
-        """Find where a value ends in `text`, and after how many characters that is sure; None if it may go on."""
+        """Find a value's end in `text`, and the number of characters that prove it; None if the value may continue."""
         data = text.encode()
         whole, alive, matcher = self._follow(data)
         if not whole or (alive == len(data) and not matcher.finished):
@@ -110,7 +110,7 @@ class Language:
         return at, at if matcher.finished and whole == alive else len(data[:alive].decode(errors="ignore")) + 1
 
     def follower(self) -> Callable[[str], int]:
-        """How many characters of a growing text are sure to stay, if it is cut where it leaves the language."""
+        """Return a counter of the final characters of a growing text, which is cut where it leaves the language."""
         matcher, position, whole, alive = self._grammar.matcher(), 0, 0, True
 
         def safe(text: str) -> int:
@@ -120,13 +120,13 @@ class Language:
                 alive = matcher.advance([data[position]]) == 1
                 position += alive
                 whole = position if matcher.accepting else whole
-            sure = whole or position  # beyond a whole text, what comes may be cut again
+            sure = whole or position  # characters after a complete value may be cut again
             return len(data[:sure].decode(errors="ignore"))
 
         return safe
 
     def _follow(self, data: bytes) -> tuple[int | None, int, Matcher]:
-        """How many bytes are a whole text of the language, how many can begin one, and the matcher after these."""
+        """Return the lengths in bytes of the longest complete and viable prefixes, and the matcher after the latter."""
         matcher = self._grammar.matcher()
         whole = 0 if matcher.accepting else None
         alive = 0
@@ -139,7 +139,7 @@ class Language:
         return whole, alive, matcher
 
     def begins(self, text: str) -> bool:
-        """Whether a text of the language can begin so."""
+        """Return True if the text is a viable prefix of the language."""
         return self.measure(text)[1] == text
 
 
@@ -154,11 +154,11 @@ async def checked(
     where: str,
     limited: bool = True,
 ) -> Checked:
-    """Make a value of an answer: its longest prefix that the language allows, continued where that is too short.
+    """Extract a value from an answer: its longest prefix in the language, continued if that is too short.
 
-    limited   whether the caller set the limit of tokens; a value that the endpoint's own limit cut is continued.
-    enforced  the field that the endpoint takes the constraint in; None if it takes none.
-    Raises RemoteError that names the constraint and what the model wrote.
+    limited   whether the caller set the token limit; a value that the endpoint's own limit cut is continued.
+    enforced  the field in which the endpoint enforces the constraint; None if it has no such field.
+    Raises RemoteError that names the constraint and quotes the answer.
     """
     num_asked = 0
     for num_asked in range(max_attempts):
@@ -167,14 +167,14 @@ async def checked(
             return Checked(whole, finish_reason if whole == text else "stop", num_asked=num_asked)
         stripped = text.lstrip()
         if alive != text != stripped and language.measure(stripped)[1]:
-            text = stripped  # blanks before a value are the model's habit, not its answer
+            text = stripped  # models write blanks before a value; they are not part of it
             whole, alive, forced = language.measure(text)
             if whole:
                 return Checked(whole, "stop", num_asked=num_asked)
         if finish_reason == "length" and limited and language.may_be_cut(text):
             return Checked(text, "length", complete=False, num_asked=num_asked)
         if whole is not None:
-            return Checked(whole, "stop", num_asked=num_asked)  # the empty text
+            return Checked(whole, "stop", num_asked=num_asked)  # the empty string
         if enforced is not None and enforced != "none":
             raise RemoteError(
                 f"{where}: the endpoint took {enforced!r} and {_departure(text, alive)} for {language.shown}; "
@@ -195,7 +195,7 @@ async def checked(
 
 
 def _departure(text: str, alive: str) -> str:
-    """What an answer did instead of keeping its constraint; `alive` is as much of it as the constraint allows."""
+    """Describe an answer's violation of its constraint; `alive` is its longest viable prefix."""
     if not alive:
         return f"ignored it: it wrote {text[:80]!r}"
     begin = max(0, len(alive) - 40)
@@ -208,7 +208,7 @@ def _times(num: int) -> str:
 
 
 def _shown(sampling: SamplingParams) -> str:
-    """The constraint in the form in which the user gave it."""
+    """Return the constraint in the form in which the user gave it."""
     kind = constraint_kind(sampling)
     if kind is None:
         return repr(sampling.constraint)
@@ -218,7 +218,7 @@ def _shown(sampling: SamplingParams) -> str:
 
 @cache
 def bytes_vocabulary() -> Vocabulary:
-    """A vocabulary with a token for every byte, because languages are checked whatever the model's tokens are."""
+    """Return a vocabulary with a token for every byte: checks are independent of the model's tokens."""
     from graftlm.core.grammar.vocabulary import Vocabulary
 
     return Vocabulary([*(bytes([i]) for i in range(256)), b""], eos_token_id=256)

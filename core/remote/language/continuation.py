@@ -1,4 +1,4 @@
-"""The continuation of a prompt, or of a chat's answer that ended too early, outside of a program."""
+"""Continuation of a prompt, or of a chat's incomplete answer, outside of a program."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ async def continuation(
     num_given: int = 0,
     sink: Callable[[Chunk], None] | None = None,
 ) -> Completion:
-    """Generate what follows `prompt`, or its open turn; only this is generated and paid.
+    """Generate the continuation of `prompt` or of its open turn.
 
-    num_given  characters at the turn's end that the model has not written; an endpoint that cannot continue a turn
-               is told to begin with them.
-    sink       is given the value as chunks.
-    Raises RemoteError where neither can be had.
+    num_given  characters at the turn's end that the model did not generate; an endpoint that cannot continue a turn
+               is instructed to begin with them.
+    sink       receives the value as chunks.
+    Raises RemoteError if the endpoint supports neither.
     """
     values = Values(endpoint, uncounted, sink)
     text = RemoteText(values.ask, values.note)

@@ -1,4 +1,4 @@
-"""Turns of several parts on chat endpoints that cannot continue a turn: one answer has to hold the whole turn."""
+"""Turns of several parts on chat endpoints that cannot continue a turn: one answer must contain the whole turn."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from graftlm.core.remote.transport.prompt import RemotePrompt
 
 _KINDS = {int: ": an integer", float: ": a number", bool: ": True or False", str: ": text in double quotes"}
 _FENCE = "```"
-_THOUGHT, _THOUGHT_END = "<think>", "</think>"  # of models whose server does not take their thoughts out
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"  # written by models whose server does not remove reasoning
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of a turn from its next value on.
+    """The known layout of a turn from its next value on.
 
     name      of the value;  first: whether it is the first value of the turn.
-    value     how the value is shown in a hint;  rest: what follows it, shown likewise.
+    value     the placeholder of the value in a hint;  rest: the placeholders and texts after it.
     literals  the given texts of the turn, in order.
-    tail      the given text since the last value;  opening: that before the first value, once there is one.
+    tail      the given text since the last value;  opening: the given text before the first value, if there is one.
     rest_generates  whether another value follows.
     """
 
@@ -38,7 +38,7 @@ class Form:
 
 
 def placeholder(part: Gen | Select) -> str:
-    """How a value is shown in a hint."""
+    """Return the placeholder of a value in a hint."""
     name = part.name or "text"
     if isinstance(part, Select):
         return f"<{name}: one of {', '.join(part.choices)}>"
@@ -49,7 +49,7 @@ def placeholder(part: Gen | Select) -> str:
 
 
 def ahead_of(parts: Sequence[Text | Gen | Select], defaults: Mapping[str, Any], *, complete: bool) -> Ahead:
-    """What parts that follow a gen tell of its call."""
+    """Return the lookahead that the parts after a gen determine."""
     num_tokens = 0
     for part in parts:
         match part:
@@ -69,9 +69,9 @@ def ahead_of(parts: Sequence[Text | Gen | Select], defaults: Mapping[str, Any], 
 
 
 def hinted(prompt: RemotePrompt, form: Form) -> RemotePrompt:
-    """The chat with a hint at the form of the answer at the end, after all that a prefix cache can keep.
+    """Append a hint at the form of the answer to the chat, after all cacheable messages.
 
-    Examples in earlier turns that have the same given texts in the same order make it unnecessary.
+    Earlier turns with the same given texts in the same order make it unnecessary.
     """
     messages = list(prompt.messages or ())
     if any(turn.get("role") == "assistant" and _in_order(form.literals, turn.get("content")) for turn in messages):
@@ -89,7 +89,7 @@ def hinted(prompt: RemotePrompt, form: Form) -> RemotePrompt:
 
 
 def continued(prompt: RemotePrompt, form: Form) -> RemotePrompt:
-    """The chat with the turn so far, and the request to continue it."""
+    """Append the turn so far to the chat, and the instruction to continue it."""
     begin = f", begin with: {form.tail.strip()}" if form.tail.strip() else ""
     kind = f" {form.value[1:-1]}" if ":" in form.value else ""
     return prompt.with_turns(
@@ -99,9 +99,9 @@ def continued(prompt: RemotePrompt, form: Form) -> RemotePrompt:
 
 
 def after_text(answer: Answer, text: str) -> Answer | None:
-    """What follows the turn's given beginning in an answer that has the whole turn; None if it begins otherwise.
+    """Return the part after the turn's given beginning in an answer with the whole turn; None if it begins otherwise.
 
-    Blanks, a code fence and thoughts before it are let pass.
+    Blanks, a code fence and reasoning before the turn are skipped.
     """
     bare = text.strip()
     for skipped in _beginnings(answer.text):
@@ -113,14 +113,14 @@ def after_text(answer: Answer, text: str) -> Answer | None:
 
 
 def after_tail(answer: Answer, text: str, form: Form) -> Answer | None:
-    """What follows in an answer that goes on: with the whole turn, with the given text, or with the value itself.
+    """Return the value's text in an answer that begins with the whole turn, with the given text, or with the value.
 
-    None for one that begins the turn anew and does not come as far.
+    None for an answer that restarts the turn and ends before the value.
     """
     whole = after_text(answer, text)
     if whole is not None:
         return whole
-    tail = form.tail if text.endswith(form.tail) else form.tail.rstrip()  # blanks not sent are expected in the answer
+    tail = form.tail if text.endswith(form.tail) else form.tail.rstrip()  # unsent blanks are part of the answer
     bare = tail.strip()
     if not bare:
         return cut_before(answer, len(answer.text) - len(answer.text.lstrip()))
@@ -136,7 +136,7 @@ def after_tail(answer: Answer, text: str, form: Form) -> Answer | None:
 
 
 def after_line(answer: Answer, text: str, tail: str) -> Answer | None:
-    """What follows the given beginning, or the given text since the last value, on a later line of an answer."""
+    """Return the part after the given beginning, or after the last given text, on a later line of an answer."""
     for given in (text, tail):
         bare = given.strip()
         at = answer.text.find(f"\n{bare}") + 1 if bare else 0
@@ -148,7 +148,7 @@ def after_line(answer: Answer, text: str, tail: str) -> Answer | None:
 
 
 def with_blanks(answer: Answer, text: str, tail: str) -> Answer:
-    """The answer with the blanks before it that were not sent: it does not continue them, so it may lack them."""
+    """Prepend the blanks that were not sent to an answer that lacks them."""
     blanks = "" if text.endswith(tail) else tail[len(tail.rstrip()) :]
     if answer.text.startswith(blanks):
         return answer
@@ -158,7 +158,7 @@ def with_blanks(answer: Answer, text: str, tail: str) -> Answer:
 
 
 def _beginnings(text: str) -> Sequence[int]:
-    """The positions at which an answer may begin."""
+    """Return the positions at which an answer may begin."""
     thoughts, end, said = text.partition(_THOUGHT_END)
     start = len(text) - len((said if end and thoughts.lstrip().startswith(_THOUGHT) else text).lstrip())
     found = [0, start]
@@ -168,7 +168,7 @@ def _beginnings(text: str) -> Sequence[int]:
 
 
 def _in_order(literals: Sequence[str], content: Any) -> bool:
-    """Whether all texts stand in an earlier answer, one after the other."""
+    """Return True if an earlier answer contains all literals in order."""
     position = 0
     for literal in literals:
         position = content.find(literal, position) if isinstance(content, str) else -1

@@ -38,7 +38,7 @@ async def score_choices(
 async def _score(
     endpoint: Endpoint, prompt: str, choices: Sequence[str], count: Count, deadline_s: float | None
 ) -> list[list[float]]:
-    """For each choice the log-probabilities of its tokens: one request each, all at the same time."""
+    """Return the log-probabilities of each choice's tokens, by one concurrent request each."""
     prompts = [RemotePrompt(prompt + choice) for choice in choices]
     extra = {"echo": True, "logprobs": 1}
     bodies = await gather(endpoint.body(Query(p, _GREEDY, count, deadline_s, extra=extra)) for p in prompts)

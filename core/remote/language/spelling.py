@@ -1,6 +1,6 @@
-"""JSON in other words: texts that mean what a grammar allows, with blanks, escapes and an order that it does not write.
+"""Canonical JSON: respell values with other blanks, escapes or member order in the form that a grammar allows.
 
-An endpoint keeps a schema in its own spelling: members in any order, `\\u00e9` for é, `1.0` where an integer stands.
+An endpoint enforces a schema in its own spelling: members in any order, `\\u00e9` for é, `1.0` for an integer.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-_MOST_DIGITS = 18  # of an integer that is written out, such as 1E2 as 100
+_MOST_DIGITS = 18  # digits of an integer to which an exponent is expanded, as 1E2 to 100
 _BLANKS_OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?$))|[ \t\r\n]{2,}', re.DOTALL)
 
 
 def member_order(schema: Any) -> dict[str, int]:
-    """The names of all members that a schema declares, in the order of their first declaration."""
+    """Return the rank of each member name that a schema declares, in the order of first declaration."""
     order: dict[str, int] = {}
     for name in _declared(schema):
         order.setdefault(name, len(order))
@@ -24,7 +24,7 @@ def member_order(schema: Any) -> dict[str, int]:
 
 
 def respelled(text: str, order: Mapping[str, int]) -> tuple[str, int] | None:
-    """-> the value at the beginning of `text`, written compactly with its members in `order`, and where it ends there.
+    """Return the value at the start of `text`, written compactly with its members in `order`, and its end in `text`.
 
     None if `text` does not begin with JSON, or an object in it has a name twice.
     """
@@ -36,12 +36,12 @@ def respelled(text: str, order: Mapping[str, int]) -> tuple[str, int] | None:
 
 
 def with_single_blanks(text: str) -> str:
-    """`text` with one space for each run of blanks and line breaks between the tokens of JSON."""
+    """Replace each run of blanks and line breaks between JSON tokens by one space."""
     return _BLANKS_OUTSIDE_STRINGS.sub(lambda found: found[1] or " ", text)
 
 
 class _Number(str):
-    """A number as it is to be written."""
+    """A number in its canonical spelling."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""RemoteTranscript: the text of one branch and its chat turns, as an endpoint takes them."""
+"""RemoteTranscript: the text of one branch and its chat turns, in the endpoint's form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RemoteTranscript(Transcript):
-    """Plain text, or turns. Tokens are the endpoint's own affair.
+    """Plain text or chat turns, without token ids.
 
     With a given tokenizer turns are rendered by its chat template and the whole is text, as with a model in this
     process. Otherwise they are sent as messages, and `text` has their contents, divided by blank lines.
@@ -30,7 +30,7 @@ class RemoteTranscript(Transcript):
         self._role: str | None = None
 
     def fork(self, num_copies: int) -> list[Transcript]:
-        """Copies to be continued independently. What a surplus holds goes to those that may have it."""
+        """Return copies that continue independently; a surplus passes to the copies that may use it."""
         self.settle()
         copies: list[Transcript] = []
         for i in range(num_copies):
@@ -81,7 +81,7 @@ class RemoteTranscript(Transcript):
         self._role = None
 
     def check_writable(self, what: str) -> None:
-        """Raise ConfigError where the model cannot write."""
+        """Raise ConfigError where the model cannot generate."""
         self.settle()
         if self._role is not None and self._role != "assistant":
             raise ConfigError(f"{what} stands in the turn of {self._role}; at an endpoint models write as assistant")
@@ -91,6 +91,6 @@ class RemoteTranscript(Transcript):
             raise ConfigError("the model was called before there was any text; append a prompt first")
 
     def written(self, text: str) -> None:
-        """The model has written this; it is in the text already."""
+        """Record an output that the text already contains."""
         if self._rendered:
             self._write_turn(text)

@@ -1,4 +1,4 @@
-"""Values: what a branch of a program asks an endpoint for, one value at a time."""
+"""Values that a branch of a program requests from an endpoint, one at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LookAhead = Callable[[], Awaitable[Ahead]]
 
 @dataclass(frozen=True)
 class Value:
-    """A value that was generated, all `n` of them, and what lies behind the first."""
+    """The `n` generated values of a gen, with the answer of the first."""
 
     texts: list[str]
     completion: Completion
@@ -55,16 +55,16 @@ class Value:
 
 
 class Values:
-    """Asks for the values of one branch. Runs on the loop of endpoints.
+    """The requests for the values of one branch. Runs on the loop of endpoints.
 
-    count  takes what is spent and saved;  sink  is given each value as a chunk.
+    count  receives the costs and savings;  sink  receives each value as a chunk.
     """
 
     def __init__(self, endpoint: Endpoint, count: Count, sink: Callable[[Chunk], None] | None = None) -> None:
         self._endpoint = endpoint
         self._outer_count = count
         self._sink = sink
-        self._spent = RemoteUsage()  # by the value that is being asked for
+        self._spent = RemoteUsage()  # cost of the value in progress
         self._form = _NO_FORM
         self._deadline_s: float | None = None
 
@@ -73,7 +73,7 @@ class Values:
         self._outer_count(usage)
 
     def note(self, usage: RemoteUsage) -> None:
-        """Count what no request brings: what was saved, and why something was not."""
+        """Count savings and misses, which no request reports."""
         self._endpoint.note(self.count, usage)
 
     async def ask(
@@ -85,9 +85,9 @@ class Values:
         tokens: bool = False,
         follow: Follow | None = None,
     ) -> Answer:
-        """One answer. With `tokens` it is asked with what tells where its tokens end, if the endpoint does.
+        """Return one answer. `tokens` also requests log-probabilities, which give token boundaries, if supported.
 
-        An endpoint that cannot continue a turn is not followed, since its answer may not have the wanted form.
+        An endpoint that cannot continue a turn is not streamed, since its answer may not have the required form.
         """
         if tokens and await self._endpoint.probes.logprobs(prompt.messages is not None, self.count):
             sampling = replace(sampling, logprobs=True)
@@ -103,11 +103,11 @@ class Values:
                 if piece.answers is not None:
                     return piece.answers[0]
                 if piece.so_far is not None and (piece.so_far.token_ends is not None or not sampling.logprobs):
-                    follow(piece.so_far)  # where tokens are told, text without them decides nothing
+                    follow(piece.so_far)  # with token boundaries, text without them decides nothing
         raise AssertionError("a stream ends with its answers")
 
     async def _ask_for_turn(self, prompt: RemotePrompt, sampling: SamplingParams, stops: tuple[str, ...]) -> Answer:
-        """The answer of an endpoint that cannot continue a turn: the whole turn, or what it adds when told to."""
+        """Return the answer of an endpoint that cannot continue a turn, cut from a whole turn or a continuation."""
         config, form = self._endpoint.config, self._form
         hint = form.first and config.layout_hint
         for num_missed in range(config.max_attempts):
@@ -116,12 +116,12 @@ class Values:
             else:
                 sent, num_given = continued(prompt, form), len(form.tail.encode())
             longer = replace(sampling, max_tokens=(sampling.max_tokens or 0) + num_given) if num_given else sampling
-            sent_stops = () if prompt.text else stops  # they may stand in the given text
+            sent_stops = () if prompt.text else stops  # the given text may contain them
             (found,) = await self._endpoint.ask(self._query(sent, longer, sent_stops))
             rest = after_text(found, prompt.text) if hint else after_tail(found, prompt.text, form)
-            last = sampling.greedy and not hint  # it would write the same again
+            last = sampling.greedy and not hint  # a greedy answer would repeat
             if rest is None and (num_missed or last):
-                rest = after_line(found, prompt.text, form.tail)  # it was told, and still begins with other words
+                rest = after_line(found, prompt.text, form.tail)  # the instructed answer begins with other words
             if rest is not None:
                 return replace(with_blanks(_limited(rest, sampling), prompt.text, form.tail), only_turn=True)
             self.note(RemoteUsage(misses={"layout not followed": 1}))
@@ -137,7 +137,7 @@ class Values:
     # -- generating --------------------------------------------------------------------------------------------
 
     async def gen(self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, part: Gen | None) -> Value:
-        """The value of a gen; it is appended to the text."""
+        """Generate the value of a gen and append it to the text."""
         name = part.name if part is not None else None
         sink, shown = self._sink, ""
 
@@ -193,7 +193,7 @@ class Values:
         field = await self._constraint_field(sampling, text.prompt)
 
         def accept(value: str, stop: str) -> bool:
-            """An enforced constraint changes what is drawn, but for greedy text that the language has anyway."""
+            """Return True for greedy text in the language: an enforced constraint does not change it."""
             return sampling.greedy and stop != "" and language.begins(value + stop)
 
         if field is not None:
@@ -213,7 +213,7 @@ class Values:
         name: str | None,
         limited: bool,
     ) -> Value:
-        """Append the text as far as it meets the constraint, and continue it from there."""
+        """Append the viable prefix of the text, and continue it from there."""
         done = await checked(
             language,
             written.text,
@@ -234,19 +234,19 @@ class Values:
     async def _more(
         self, text: RemoteText, sampling: SamplingParams, begun: str, complaint: str | None
     ) -> tuple[str, FinishReason] | None:
-        """What follows the beginning of a value; a whole new one after a complaint; None if neither can be had."""
+        """Return a value's continuation, or a new value after a complaint; None if the endpoint supports neither."""
         prompt = text.prompt
         if complaint is None:
             prompt = prompt.plus(begun)
         elif prompt.messages is not None and not prompt.text:
             prompt = prompt.with_turns({"role": "user", "content": complaint})
         elif sampling.greedy:
-            return None  # it would write the same again
+            return None  # a greedy answer would repeat
         answer = await self.ask(prompt, sampling, stops=sampling.stop)
         return until_stop(answer.text, sampling.stop, answer.finish_reason)
 
     async def _several(self, text: RemoteText, sampling: SamplingParams, name: str | None) -> Value:
-        """All `n` values of one request; the text continues with the first."""
+        """Return all `n` values of one request; the text continues with the first."""
         text.drop("another sampling")
         sent = await self._endpoint.extend(text.prompt, self.count)
         if sampling.constrained:
@@ -263,7 +263,7 @@ class Values:
         self, language: Language, written: Written, sampling: SamplingParams, name: str | None
     ) -> Written:
         async def none(begun: str, complaint: str | None) -> None:
-            """One of several values is not continued."""
+            """Return None: one of several values is not continued."""
 
         done = await checked(
             language, written.text, written.finish_reason, none, enforced=None, max_attempts=1, where=_where(name)
@@ -275,7 +275,7 @@ class Values:
     async def select(
         self, text: RemoteText, part: Select, sampling: SamplingParams, look_ahead: LookAhead
     ) -> Selection:
-        """Choose, by the best that the endpoint can do; `Selection.how` says what that was."""
+        """Choose by the best method that the endpoint supports; `Selection.how` names it."""
         with _named(part.name, "select"):
             return await self._choose(text, part, sampling, look_ahead)
 
@@ -308,7 +308,7 @@ class Values:
     async def _begin(
         self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, part: Gen | Select | None
     ) -> Ahead:
-        """Start the account of a value, and look at what follows it where that matters."""
+        """Start the ledger of a value, and look ahead if the call depends on later parts."""
         self._spent = RemoteUsage()
         self._deadline_s = None if sampling.timeout is None else time.monotonic() + sampling.timeout
         known = text.speculates or text.messages is not None
@@ -330,7 +330,7 @@ class Values:
         return Query(prompt, sampling, self.count, self._deadline_s, stops)
 
     async def _constraint_field(self, sampling: SamplingParams, prompt: RemotePrompt) -> str | None:
-        """The field in which the endpoint takes the constraint; None if it takes it in none."""
+        """Return the field in which the endpoint enforces the constraint; None without such a field."""
         kind = constraint_kind(sampling)
         if kind is None:
             return None
@@ -347,16 +347,16 @@ class Values:
 
 
 async def nothing_ahead() -> Ahead:
-    """For a value that nothing follows."""
+    """Return the lookahead of a value without later parts."""
     return Ahead(complete=True)
 
 
-_ROOM_FOR_BLANKS = 8  # tokens: models write blanks and line breaks before a choice that nothing enforces
+_ROOM_FOR_BLANKS = 8  # tokens for blanks and line breaks that models write before an unenforced choice
 _NO_FORM = Form(None, True, "<text>", "", (), "", "", False)
 
 
 def _limited(answer: Answer, sampling: SamplingParams) -> Answer:
-    """The answer within the limit of tokens, which was raised for given text, where its tokens are known."""
+    """Cut the answer to the caller's token limit, which was raised for given text, if its tokens are known."""
     ends, limit = answer.token_ends, sampling.max_tokens
     if ends is None or limit is None or len(ends) <= limit:
         return answer
@@ -369,7 +369,7 @@ def _where(name: str | None, kind: str = "gen") -> str:
 
 @contextmanager
 def _named(name: str | None, kind: str = "gen") -> Iterator[None]:
-    """Say in errors of the endpoint which value they are about."""
+    """Name the value in errors of the endpoint."""
     try:
         yield
     except (RemoteError, RequestTimeout) as error:

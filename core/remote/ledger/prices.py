@@ -13,11 +13,11 @@ from graftlm.core.remote.ledger.usage import RemoteUsage
 if TYPE_CHECKING:
     from graftlm.core.remote.config import EndpointConfig
 
-_PER = 1e6  # prices are per so many tokens
+_PER = 1e6  # tokens that a price is stated for
 
 
 class Prices:
-    """The user's table, else what the endpoint reports, else the package genai-prices. Unknown is None, never 0."""
+    """Prices of the user's table, else of the endpoint's report, else of genai-prices. Unknown is None, never 0."""
 
     def __init__(self, config: EndpointConfig) -> None:
         self._config = config
@@ -27,7 +27,7 @@ class Prices:
         self._known = self._table is None and not config.on_this_machine and find_spec("genai_prices") is not None
 
     async def cost(self, usage: RemoteUsage, found: Mapping[str, Any]) -> float | None:
-        """The cost of the call with these tokens, whose body is `found`."""
+        """Return the cost of a call with this usage, whose response body is `found`."""
         if self._table is not None:
             return cost_of(self._table, usage)
         reported = found.get("usage")
@@ -54,7 +54,7 @@ class Prices:
 
 
 def cost_of(table: Mapping[str, float], usage: RemoteUsage) -> float:
-    """Cached tokens are a part of the prompt's; without a price of their own they cost as the others."""
+    """Return the cost by a table. Cached tokens are part of the prompt and cost as much, unless they have a price."""
     cached = table.get("cached", table["input"])
     fresh = usage.prompt_tokens - usage.cached_tokens
     return (fresh * table["input"] + usage.cached_tokens * cached + usage.completion_tokens * table["output"]) / _PER

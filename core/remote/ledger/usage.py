@@ -1,4 +1,4 @@
-"""RemoteUsage: what calls to an endpoint cost, and what speculation saved and wasted."""
+"""RemoteUsage: the cost of calls to an endpoint, and the savings and waste of speculation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from graftlm.core.request import Usage
 
 @dataclass(frozen=True)
 class RemoteUsage(Usage):
-    """The ledger of some calls. Ledgers add up: to what the server counted, for those of all calls.
+    """The ledger of a set of calls. Ledgers add up; over all calls they equal the server's counts.
 
-    api_calls           requests for answers, those repeated not counted again.
+    api_calls           requests for answers, retries not included.
     retries             repeated requests.
-    probe_calls         requests to find out what the endpoint can do.
-    calls_saved         values that were taken from an earlier answer without a request.
+    probe_calls         requests that detect capabilities.
+    calls_saved         values taken from an earlier answer without a request.
     spec_tokens_used    completion tokens that went into values and matched texts after the first value of their call;
-    spec_tokens_wasted  those that nothing used. Both are shares of `completion_tokens`.
-    estimated           calls whose tokens the endpoint did not report; they are estimated from the text.
-    cached_unknown      calls whose answer did not say how many prompt tokens were cached; 0 is counted for them.
-    misses              why surplus text was not used, and how often.
+    spec_tokens_wasted  completion tokens that nothing used. Both are parts of `completion_tokens`.
+    estimated           calls without a reported token count, which is then estimated from the text.
+    cached_unknown      calls without a reported count of cached prompt tokens; 0 is counted.
+    misses              reasons for unused surplus text, with their counts.
     cost                money, from the user's prices, the endpoint's report or genai-prices; None where the price of
                         any call is unknown.
     """
@@ -48,11 +48,11 @@ class RemoteUsage(Usage):
 
 
 _counts = attrgetter(*(f.name for f in fields(RemoteUsage) if f.name not in ("misses", "cost")))
-"""All numbers but the cost, in the order of the fields."""
+"""Getter of all numbers except the cost, in the order of the fields."""
 
 Count = Callable[[RemoteUsage], None]
-"""Takes what a call has cost, when it is known, piece by piece; called on the loop's thread."""
+"""Receives the cost of a call as it becomes known; called on the loop's thread."""
 
 
 def uncounted(usage: RemoteUsage) -> None:
-    """Leave a cost to the endpoint, which counts for all."""
+    """Ignore a cost: the endpoint's total includes it."""

@@ -1,4 +1,4 @@
-"""Answers that are still being written, and values that are told while they are."""
+"""Answers that are still being received, and values that are streamed from them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from graftlm.core.remote.transport.answer import Answer
 from graftlm.core.scheduling.stop_strings import StopMatcher
 
 Follow = Callable[[Answer], None]
-"""Is given the answer as far as it has come, as one that is cut there."""
+"""Receives the partial answer."""
 
 
 class LiveAnswer:
-    """An answer that a task reads. Used on the loop of endpoints; `answer` and `complete` may be read anywhere."""
+    """An answer that a task receives. Used on the loop of endpoints; any thread may read `answer` and `complete`."""
 
     def __init__(self) -> None:
         self.answer = Answer("", "length")
@@ -24,7 +24,7 @@ class LiveAnswer:
         self._after: list[Follow] = []
 
     async def read(self, asked: Callable[[Follow], Coroutine[Any, Any, Answer]]) -> None:
-        """Ask, and follow the answer to its end. What goes wrong is raised where the answer is waited for."""
+        """Request the answer and receive it to its end. Errors are raised in `grow`."""
         try:
             self.answer = await asked(self._push)
             self.complete = True
@@ -37,7 +37,7 @@ class LiveAnswer:
             told(self.answer)
 
     async def grow(self) -> None:
-        """Wait for more; raises what ended the answer."""
+        """Wait for more; raise the error that ended the answer."""
         if not self.complete and self._error is None:
             self._changed.clear()
             await self._changed.wait()
@@ -45,7 +45,7 @@ class LiveAnswer:
             raise self._error
 
     def then(self, told: Follow) -> None:
-        """Tell of the answer when it is complete."""
+        """Call `told` with the answer once it is complete."""
         if self.complete:
             told(self.answer)
         else:
@@ -57,10 +57,10 @@ class LiveAnswer:
 
 
 class Told:
-    """Tells a value piece by piece, so far as it is sure.
+    """A stream of one value's final characters.
 
-    stops  are not told, nor what may be the beginning of one.
-    safe   how many characters of a text its constraint is sure to keep.
+    stops  stop strings; neither they nor their prefixes are streamed.
+    safe   returns the number of characters that the constraint keeps.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Told:
         self._safe = safe
 
     def grow(self, value: str) -> None:
-        """Tell what is new in the value so far."""
+        """Stream the new characters of the value so far."""
         sure = StopMatcher(self._stops).push(value).text
         if self._safe is not None:
             sure = sure[: self._safe(sure)]

@@ -1,7 +1,7 @@
 """API speculative execution: one call fetches tokens beyond the stop, and this surplus answers later texts and gens.
 
 Law: values are those of a program without speculation; where the model samples, they have the same distribution.
-That holds as long as the decision to accept looks at nothing beyond the text that is matched. Any other rule (asking
+That holds as long as the decision to accept depends only on the matched text. Any other rule (asking
 until the whole layout fits, asking anew where the answer was too short) favours some values over others.
 Source: SGLang, arXiv 2312.07104, section 5, for the idea.
 """
@@ -16,26 +16,26 @@ from graftlm.core.remote.speculation.live import LiveAnswer
 from graftlm.core.remote.transport.answer import Answer, first_stop
 
 CountTokens = Callable[[str], int | None]
-"""How many tokens a text has, by the model's tokenizer; None if that is not known."""
+"""Number of a text's tokens, by the model's tokenizer; None without one."""
 
 
 _UNDECIDED, _NO_BLANKS = "token limit undecided", "blanks not written"
 
 FindEnd = Callable[[str], tuple[int, int] | None]
-"""Where a value ends in a text, and where that is known; None if the text does not tell."""
+"""A value's end in a text, and the position that proves it; None if the value may continue."""
 
 
 @dataclass(frozen=True)
 class Surplus:
-    """An answer, and from where on nothing has used it.
+    """An answer and the start of its unused part.
 
-    shape      what the answer was drawn with; see `shape_of`.
+    shape      the sampling parameters of the answer; see `shape_of`.
     at         characters used so far, by values and matched texts.
-    first_end  where the first value ended, which would have been paid for anyway; None before there is one.
-    owed       characters of the last gen's stop that no text has used; 1 after an end of turn. A sampled gen that
-               begins there would be drawn knowing that the stop follows.
-    counted    whether its tokens are counted here; a branch that shares it leaves that to the first.
-    live       while the answer is still being written;  max_tokens: what it was asked with.
+    first_end  end of the first value, which costs as much without speculation; None before the first value.
+    owed       unused characters of the last gen's stop; 1 after an end of turn. A sampled gen that
+               begins there would be conditioned on the stop.
+    counted    whether this branch counts the tokens; of branches that share a surplus only the first does.
+    live       the answer in progress;  max_tokens: the limit of its request.
     """
 
     answer: Answer
@@ -56,25 +56,25 @@ class Surplus:
         return self.shape.greedy
 
     def surely_taken(self, sampling: SamplingParams) -> bool:
-        """Whether no limit of tokens can make a value be asked for anew, where tokens are not told."""
+        """Return True if no token limit can force a new request for a value, without token boundaries."""
         return self.answer.token_ends is None and (sampling.max_tokens or 0) >= self.max_tokens
 
     def grown(self) -> Surplus:
-        """The surplus with the answer as it is by now."""
+        """Return the surplus with the answer received so far."""
         live = self.live
         return self if live is None else replace(self, live=None if live.complete else live, answer=live.answer)
 
     def matched(self, text: str) -> tuple[Surplus | None, str | None]:
-        """Match a given text. -> the surplus after it, None if it did not match; and why it did not."""
+        """Match a given text; return the surplus after it, None on a mismatch, and the reason of the mismatch."""
         if self.rest.startswith(text):
             at = self.at + len(text)
             return replace(self, at=at, owed=max(0, self.owed - len(text))), None
         if text.startswith(self.rest) and not self.answer.ended:
-            return replace(self, at=len(self.answer.text)), None  # the call ended inside of the text: all was used
+            return replace(self, at=len(self.answer.text)), None  # the answer is a prefix: used up
         return None, "another text"
 
     def split_tokens(self) -> tuple[int, int]:
-        """Tokens used after the first value, and tokens that nothing used; what remains belongs to the first value.
+        """Return the tokens used after the first value, and the unused tokens; the rest belongs to the first value.
 
         Exact where token ends are known, else in proportion to the characters.
         """
@@ -93,9 +93,9 @@ class Surplus:
 
 @dataclass(frozen=True)
 class Taken:
-    """What of a surplus is a gen's value.
+    """The part of a surplus that is a gen's value.
 
-    num_left  tokens that may still follow: the answer was shorter than the gen may be.
+    num_left  tokens that may still be generated, if the answer was shorter than the gen's limit.
     """
 
     value: str
@@ -105,12 +105,12 @@ class Taken:
 
 @dataclass(frozen=True)
 class Ahead:
-    """What is known to follow a gen before its turn or the program ends.
+    """The known parts after a gen, up to the end of its turn or of the program.
 
-    num_tokens  at most so many.
-    generates   whether a gen or a select is among it.
+    num_tokens  upper bound of their tokens.
+    generates   whether they include a gen or a select.
     complete    whether nothing else can follow.
-    form        it, as it is shown to an endpoint that cannot continue a turn;  literals: the given texts of it.
+    form        their description for an endpoint that cannot continue a turn;  literals: their given texts.
     """
 
     num_tokens: int = 0
@@ -121,7 +121,7 @@ class Ahead:
 
 
 def shape_of(sampling: SamplingParams) -> SamplingParams:
-    """The parameters of a text's distribution, apart from where it ends. Texts with equal ones may share a surplus."""
+    """Return the sampling parameters without limits and stops. Texts with equal shapes may share a surplus."""
     return replace(
         sampling, max_tokens=None, stop=(), timeout=None, close_on_length=None, regex=None, choices=None,
         json_schema=None, grammar=None, constraint=None,
@@ -129,7 +129,7 @@ def shape_of(sampling: SamplingParams) -> SamplingParams:
 
 
 def may_speculate(sampling: SamplingParams) -> bool:
-    """Whether a gen's answer may serve others: penalties count what a call wrote, and n texts have no one rest."""
+    """Return True if a gen may use a surplus: no penalties, which depend on the call's output, and n = 1."""
     return (
         sampling.n == 1
         and sampling.max_tokens is not None
@@ -141,16 +141,16 @@ def may_speculate(sampling: SamplingParams) -> bool:
 
 
 def call_tokens(max_tokens: int, num_spec_tokens: int, ahead: Ahead) -> int:
-    """How long the call may be: no longer than the program is known to need, since limits count what is requested."""
+    """Return the call's token limit: at most the program's known need, since rate limits count requested tokens."""
     wanted = min(num_spec_tokens, max_tokens + ahead.num_tokens) if ahead.complete else num_spec_tokens
     return max(max_tokens, wanted)
 
 
 def surely_cut(answer: Answer, sampling: SamplingParams) -> bool:
-    """Whether the limit ended an answer for which no stop was sent, whatever its finish_reason says.
+    """Return True if the limit ended an answer without stops, regardless of its finish_reason.
 
-    An end of turn may count as the last token. A greedy model that is asked to go on then ends once more, so that it
-    does no harm; drawn again, it would be likelier to go on.
+    An end of turn may count as the last token. A greedy model that continues then ends again, which
+    is harmless; a sampled one would be more likely to continue.
     """
     if answer.token_ends is not None:
         return len(answer.token_ends) >= (sampling.max_tokens or 0)
@@ -166,9 +166,9 @@ def decide(
 ) -> tuple[Surplus | None, Taken | str | None]:
     """Take a gen's value from a surplus.
 
-    head  blanks at the end of the text that were not sent: the answer has to begin with them.
-    ends  where a constraint ends the value, if the endpoint does not enforce it.
-    -> the surplus afterwards, and what was taken; or why nothing could be; None if the surplus was just used up
+    head  blanks at the end of the text that were not sent: the answer must begin with them.
+    ends  finds the end of a constrained value, if the endpoint does not enforce the constraint.
+    -> the remaining surplus, and the taken value, or the reason of a miss; None if the surplus was used up
     """
     assert sampling.max_tokens is not None
     rest, ended, limit = surplus.rest, surplus.answer.ended, sampling.max_tokens
@@ -187,14 +187,14 @@ def decide(
     if left_at is not None and (not end or left_at[1] < end):
         at, end = left_at
     at, end = at + len(head), end and end + len(head)
-    until = end or len(rest)  # a stop counts if all of it is within the limit
-    over = bool(end) or ended  # the model stopped there by itself, as it would have
+    until = end or len(rest)  # a stop must lie within the limit completely
+    over = bool(end) or ended  # the model ended there by itself
     num = _num_tokens(surplus, until, count)
     if num is None and over and _at_most(surplus, until) <= limit:
         num = 0
     if num is None or (num > limit and surplus.answer.token_ends is None):
         return None, _UNDECIDED
-    if num > limit:  # cut where the limit would have cut
+    if num > limit:  # cut at the gen's own limit
         cut = [e - surplus.at for e in surplus.answer.token_ends or () if e > surplus.at][limit - 1]
         if cut <= len(head):
             return None, _UNDECIDED
@@ -206,14 +206,14 @@ def decide(
 
 
 def is_final(surplus: Surplus, taken: Taken | str | None, head: str) -> bool:
-    """Whether more of an answer that is still being written would leave the decision as it is."""
+    """Return True if the rest of a live answer cannot change the decision."""
     if isinstance(taken, Taken):
         return taken.num_left == 0
     return taken not in (None, _UNDECIDED) and not (taken == _NO_BLANKS and len(surplus.rest) < len(head))
 
 
 def take_choice(surplus: Surplus, choices: Sequence[str]) -> tuple[Surplus | None, str | None]:
-    """Take a choice that the model wrote, if it can be no longer one; what greedy token selection would choose."""
+    """Take a generated choice that is no prefix of a longer one, as greedy token selection does."""
     if not surplus.greedy or _inside_token(surplus):
         return None, None
     found = longest_choice(surplus.rest, choices)
@@ -223,12 +223,12 @@ def take_choice(surplus: Surplus, choices: Sequence[str]) -> tuple[Surplus | Non
 
 
 def longest_choice(text: str, choices: Sequence[str]) -> str | None:
-    """The longest of the choices that the text begins with."""
+    """Return the longest choice that is a prefix of the text."""
     return max((choice for choice in choices if text.startswith(choice)), key=len, default=None)
 
 
 def num_answer_tokens(answer: Answer) -> int:
-    """As the endpoint says, else as its tokens say, else estimated."""
+    """Return the reported number of tokens, else the count of known tokens, else an estimate."""
     if answer.num_tokens is not None:
         return answer.num_tokens
     if answer.token_ends is not None:
@@ -242,27 +242,27 @@ def _after(surplus: Surplus, num_chars: int, owed: int) -> Surplus:
 
 
 def _inside_token(surplus: Surplus) -> bool:
-    """Whether a token spans where the surplus goes on: a call would not go on so, since its prompt ends there."""
+    """Return True if a token spans the surplus's start, which is a token boundary in a separate call."""
     ends = surplus.answer.token_ends
     return ends is not None and surplus.at > 0 and surplus.at not in ends
 
 
 def _num_tokens(surplus: Surplus, until: int, count: CountTokens | None) -> int | None:
-    """How many tokens rest[:until] has; None if nobody can say. Estimated where no other answer can be had."""
+    """Return the number of tokens in rest[:until]; None if unknown. Estimated if a new request is impossible."""
     ends = surplus.answer.token_ends
     if ends is not None:
         before = sum(end <= surplus.at for end in ends)
-        inside = sum(end < surplus.at + until for end in ends)  # a token that ends beyond still had to be written
+        inside = sum(end < surplus.at + until for end in ends)  # the last token may end beyond `until`
         return inside + 1 - before if until else 0
     if surplus.at == 0 and until == len(surplus.answer.text) and surplus.answer.num_tokens is not None:
         return surplus.answer.num_tokens
     num = count(surplus.rest[:until]) if count is not None else None
-    if num is None and surplus.answer.only_turn:  # a value asked for anew would be another turn's
+    if num is None and surplus.answer.only_turn:  # a new request would start another turn
         num = num_answer_tokens(surplus.answer) * until // max(1, len(surplus.answer.text))
     return num
 
 
 def _at_most(surplus: Surplus, until: int) -> int:
-    """A bound on the tokens of rest[:until]: none is shorter than a byte, and a part has no more than the whole."""
+    """Return an upper bound on the tokens of rest[:until]: at most its bytes, and the answer's tokens."""
     num_bytes = len(surplus.rest[:until].encode())
     return num_bytes if surplus.answer.num_tokens is None else min(num_bytes, surplus.answer.num_tokens)

@@ -1,4 +1,4 @@
-"""RemoteText: one growing text of a program at an endpoint, and what an earlier answer holds of its future."""
+"""RemoteText: one growing text of a program at an endpoint, and the surplus of an earlier answer."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _BLANKS = " \t"
 
 
 class Ask(Protocol):
-    """Sends a prompt and brings one answer. Without `stops` the answer runs to its end or the limit.
+    """A function that sends a prompt and returns one answer. Without `stops` the answer runs to its end or the limit.
 
-    follow  is given the answer as it is written.
+    follow  receives the partial answers.
     """
 
     async def __call__(
@@ -50,15 +50,15 @@ class Ask(Protocol):
 
 
 Start = Callable[[Coroutine[Any, Any, None]], object]
-"""Runs what reads an answer beside the program, which has not ended before."""
+"""Runs a coroutine in the background; the program ends after it."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A value and how it ended.
+    """A value and its finish reason.
 
-    answer  the one it was taken from, as it came.
-    stop    the stop string or token id that ended it, where that is known.
+    answer  the unchanged answer that contains it.
+    stop    the stop string or token id that ended it, if known.
     """
 
     text: str
@@ -74,14 +74,14 @@ class Written:
 
 
 class RemoteText(GrowingText):
-    """Invariant: `text` is at every step what a program without speculation would have sent.
+    """The text of a branch. Invariant: `text` always equals the text of a program without speculation.
 
     messages         the closed turns of a chat; None for plain text.
-    start            where in `text` the open turn begins.
-    num_spec_tokens  tokens that a call may fetch; None for no speculation.
-    count            takes what was saved and wasted.
-    num_tokens_of    how many tokens a text has, where the tokenizer is known.
-    start            with it, values are taken from a call while it is being answered.
+    start (attribute)  offset in `text` at which the open turn begins.
+    num_spec_tokens  extra tokens of a call; None disables speculation.
+    count            receives savings and waste.
+    num_tokens_of    counts the tokens of a text, if the tokenizer is available.
+    start (argument)   runs background reads; with it values are taken from a live answer.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class RemoteText(GrowingText):
         self._num_spec_tokens = num_spec_tokens
         self._num_tokens_of = num_tokens_of
         self._start = start
-        self._given = ""  # given text that waits for an answer that is being written
+        self._given = ""  # given text that waits for a live answer
         self.messages: tuple[Mapping[str, Any], ...] | None = None
         self.start = 0
-        self.value_end = 0  # of the last value, or where the turn begins
-        self.num_values = 0  # in the turn
-        self.opening = ""  # what was given in the turn before its first value
+        self.value_end = 0  # end of the last value, or start of the turn
+        self.num_values = 0  # values in the turn
+        self.opening = ""  # given text of the turn before its first value
         self.surplus: Surplus | None = None
-        self._held = ""  # blanks at the end of the given text: matched when it is known what follows
+        self._held = ""  # blanks at the end of the given text, matched together with the next part
 
     @property
     def prompt(self) -> RemotePrompt:
@@ -117,7 +117,7 @@ class RemoteText(GrowingText):
 
     @property
     def pending(self) -> RemoteUsage:
-        """What the surplus would be counted as if nothing else used it; nothing before its answer is complete."""
+        """The usage of the surplus if nothing else uses it; empty before its answer is complete."""
         if self.surplus is None:
             return RemoteUsage()
         surplus = self.surplus.grown()
@@ -125,16 +125,16 @@ class RemoteText(GrowingText):
 
     @property
     def open_text(self) -> str:
-        """The text of the open turn; all text of what is no chat."""
+        """The text of the open turn; without a chat, all text."""
         return self.text[self.start :]
 
     def bind(self, ask: Ask, count: Count, start: Start | None = None) -> None:
-        """Ask and count for another branch from now on."""
+        """Assign the functions of another branch."""
         self._ask, self._count, self._start = ask, count, start
 
     def branch(self, *, first: bool) -> RemoteText:
-        """The text of a fork. Greedy branches share the surplus; of sampled ones only the first takes it, since
-        they must be independent."""
+        """Return the text of a fork. Greedy branches share the surplus; of sampled branches, which must be independent,
+        only the first takes it."""
         child = copy(self)
         if self.surplus is not None:
             takes = first or self.surplus.greedy
@@ -150,7 +150,7 @@ class RemoteText(GrowingText):
         self._match(bare)
 
     def begin_turn(self, messages: tuple[Mapping[str, Any], ...] | None) -> None:
-        """Begin a turn of the assistant after these; a surplus never crosses a turn."""
+        """Begin a turn of the assistant after `messages`; a surplus never crosses a turn."""
         self.end_turn()
         self.messages, self.start = messages, len(self.text)
         self.value_end, self.num_values, self.opening = self.start, 0, ""
@@ -160,7 +160,7 @@ class RemoteText(GrowingText):
         self._held = ""
 
     def _match(self, text: str) -> None:
-        """Match given text; in an answer that is being written it waits for the next value."""
+        """Match given text; with a live answer the match waits for the next value."""
         self._given += text
         if self.surplus is not None and self.surplus.live is not None:
             self.surplus = self.surplus.grown()
@@ -172,11 +172,11 @@ class RemoteText(GrowingText):
         if given and self.surplus is not None:
             after, why = self.surplus.matched(given)
             if after is not None and not after.rest and not after.answer.ended and after.live is None:
-                self.surplus, after = after, None  # all of it was used
+                self.surplus, after = after, None  # used up
             self._keep(after, why)
 
     async def _catch_up(self, num_chars: int = 0) -> None:
-        """Wait until the answer has what decides about the given text, and so many characters after it."""
+        """Wait until the answer decides the match of the given text, with `num_chars` characters after it."""
         while self.surplus is not None:
             self.surplus = self.surplus.grown()
             rest, live = self.surplus.rest, self.surplus.live
@@ -195,7 +195,7 @@ class RemoteText(GrowingText):
         self._keep(None, why)
 
     def _keep(self, after: Surplus | None, why: str | None = None) -> None:
-        """Go on with `after`; where nothing is left, count what became of the surplus, and why if text was wasted."""
+        """Continue with `after`; if it is None, count the use of the surplus, and the reason `why` of waste."""
         before, self.surplus = self.surplus, after
         if after is not None or before is None:
             return
@@ -222,13 +222,13 @@ class RemoteText(GrowingText):
         ends: FindEnd | None = None,
         told: Told | None = None,
     ) -> Written:
-        """The value of a gen; the caller appends it with `append`.
+        """Generate the value of a gen; the caller appends it with `append`.
 
-        accept  whether a value may come from a surplus, by the value and the stop string after it; given where the
-                endpoint enforces a constraint, so that its answers begin with no blank. Such a value never fetches a
-                surplus: drawn without the constraint it could be of no use, and would be paid twice.
-        ends    where a constraint ends a value of a surplus; given where the endpoint does not enforce it.
-        told    is told the value while it is written.
+        accept  returns whether a surplus value is valid, from the value and the stop string after it; set if the
+                endpoint enforces a constraint, so that its answers begin without blanks. Such a value never fetches a
+                surplus: unconstrained tokens may be invalid, and would be billed twice.
+        ends    finds the end of a constrained value in a surplus; set if the endpoint does not enforce it.
+        told    streams the value while it is received.
         """
         head = "" if accept is not None else self._head(sampling)
         if not head:
@@ -268,17 +268,17 @@ class RemoteText(GrowingText):
                 owed = surplus.answer.text[after.at : after.at + after.owed]
                 stop = owed if owed in sampling.stop else None
                 return Written(taken.value, _reason(taken.finish), surplus.answer, stop)
-            # The call was shorter than the gen may be. Keep what came: asking anew would favour short values.
+            # The call was shorter than the gen's limit. Keep the answer: a new request would favour short values.
             self._keep(None)
             left = replace(sampling, max_tokens=taken.num_left)
             more = await self._ask(
                 self.prompt.plus(taken.value), left, stops=sampling.stop, follow=_follow(told, taken.value)
             )
-            # a stop may begin in one answer and end in the next
+            # a stop may span two answers
             return Written.of(replace(more, text=taken.value + more.text), sampling.stop)
 
     async def take_choice(self, choices: tuple[str, ...]) -> str | None:
-        """A choice from the surplus, if one can be taken; without one the surplus is given up."""
+        """Return a choice from the surplus, or None; without a choice the surplus is dropped."""
         self._match(self._held)
         await self._catch_up(max(map(len, choices)))
         if self.surplus is None:
@@ -292,7 +292,7 @@ class RemoteText(GrowingText):
         return found
 
     def append(self, value: str, taken: str | None = None) -> None:
-        """Append a value. `taken` is what `generate` gave, where the value is only the beginning of it."""
+        """Append a value. `taken` is the result of `generate`, if the value is only a prefix of it."""
         if self.num_values == 0:
             self.opening = self.open_text
         self.text += value
@@ -319,7 +319,7 @@ class RemoteText(GrowingText):
         return Surplus(live.answer, shape, live=live, max_tokens=budget)
 
     async def _plain(self, sampling: SamplingParams, head: str, told: Told | None) -> Written:
-        """Ask for the value alone."""
+        """Request the value without a surplus."""
         follow = _follow(told, "", head)
         answer = await self._ask(self._without(head), sampling, stops=sampling.stop, follow=follow)
         if not answer.text.startswith(head):
@@ -329,10 +329,10 @@ class RemoteText(GrowingText):
         return Written.of(replace(answer, text=answer.text[len(head) :]), sampling.stop)
 
     def _head(self, sampling: SamplingParams) -> str:
-        """Blanks at the end of the given text, which are not sent but expected in the answer.
+        """Return the blanks at the end of the given text, which are not sent but expected in the answer.
 
-        A blank mostly is the beginning of the next token, so models go on badly after one, and some APIs refuse it.
-        They are sent where a stop string would match them.
+        A blank usually belongs to the next token, so models continue badly after one, and some APIs refuse it.
+        They are sent if a stop string would match them.
         """
         alone = len(self.text) - self.start <= len(self._held)
         return "" if alone or any(stop[0] in _BLANKS for stop in sampling.stop) else self._held
@@ -343,7 +343,7 @@ class RemoteText(GrowingText):
 
 
 def _counted(surplus: Surplus) -> RemoteUsage:
-    """The bill of a surplus if nothing else uses it."""
+    """Return the usage of a surplus if nothing else uses it."""
     if not surplus.counted or surplus.live is not None:
         return RemoteUsage()
     used, wasted = surplus.split_tokens()

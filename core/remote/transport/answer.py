@@ -1,4 +1,4 @@
-"""Answer: what one choice of a completion or a chat completion says, whole or put together from a stream."""
+"""Answer: one choice of a completion or a chat completion, whole or assembled from a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FAILED = (
 
 
 def finish_of(reason: object) -> FinishReason | None:
-    """What a finish_reason says, in the words of any server; an unknown one is an end. None for a failure."""
+    """Normalise a server's finish_reason; an unknown one is an end, None a failure."""
     word = str(reason or "stop").lower()
     if word in _REFUSED or word in _FAILED:
         return None
@@ -39,14 +39,14 @@ def finish_of(reason: object) -> FinishReason | None:
 
 @dataclass(frozen=True)
 class Answer:
-    """One text that came back.
+    """One text that an endpoint returned.
 
     finish_reason  "length" if the limit ended it, "stop" if the model did, or a stop string.
-    num_tokens     None where the endpoint did not say, or gave several answers.
-    token_ends     the offset in characters after each token; None where the tokens are not known.
+    num_tokens     None if the endpoint did not report it, or returned several answers.
+    token_ends     the offset in characters after each token; None if the tokens are unknown.
     tool_calls     in the shape of the OpenAI API.
-    stop           the stop string or token id that ended the text, where the server names it.
-    only_turn      of an endpoint that cannot continue a turn: what follows a value cannot be requested there.
+    stop           the stop string or token id that ended the text, if the server names it.
+    only_turn      True at an endpoint that cannot continue a turn: text after a value cannot be requested.
     """
 
     text: str
@@ -70,20 +70,20 @@ class Answer:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int]:
-    """Return where the stop string that is complete first begins and ends; (len(text), 0) if there is none."""
+    """Return start and end of the first complete stop string; (len(text), 0) if there is none."""
     found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
     end, at = min(found, default=(0, len(text)))
     return at, end
 
 
 def until_stop(text: str, stops: Sequence[str], finish_reason: FinishReason) -> tuple[str, FinishReason]:
-    """The text before the stop string that is complete first, and why it ends. Some servers leave stops in texts."""
+    """Return the text before the first complete stop string, which some servers leave in, and its finish reason."""
     at, end = first_stop(text, stops)
     return text[:at], "stop" if end else finish_reason
 
 
 def cut_before(answer: Answer, at: int) -> Answer:
-    """The answer from a character on."""
+    """Return the answer from a character on."""
     if at == 0:
         return answer
     ends = answer.token_ends
@@ -93,7 +93,7 @@ def cut_before(answer: Answer, at: int) -> Answer:
 
 
 def read_answers(body: Mapping[str, Any], config: EndpointConfig) -> list[Answer]:
-    """The answers in a body with status 200, by their index; raises RemoteError if it holds none."""
+    """Return the answers in a body with status 200, by their index; raise RemoteError if it holds none."""
     choices = body.get("choices")
     if not isinstance(choices, Sequence) or not choices or not all(isinstance(c, Mapping) for c in choices):
         raise no_answer(config, "without choices", body)
@@ -104,7 +104,7 @@ def read_answers(body: Mapping[str, Any], config: EndpointConfig) -> list[Answer
 
 
 def read_usage(body: Mapping[str, Any], prompt: RemotePrompt) -> RemoteUsage:
-    """The token usage of a body; estimated at four bytes per token where the endpoint reports none."""
+    """Return the token usage of a body; estimated at four bytes per token if the endpoint reports none."""
     given = body.get("usage")
     counts = given if isinstance(given, Mapping) else {}
     num_prompt, completion = _number(counts, "prompt_tokens"), _number(counts, "completion_tokens")
@@ -134,14 +134,14 @@ def _estimate(choice: Mapping[str, Any]) -> int:
 
 
 class StreamedAnswers:
-    """Puts the pieces of a stream together to what the same call would have answered at once."""
+    """The pieces of a stream, assembled into the body of an unstreamed response."""
 
     def __init__(self, num: int) -> None:
         self._choices = [_Pieces() for _ in range(num)]
         self._usage: Any = None
 
     def push(self, piece: Mapping[str, Any]) -> list[tuple[int, str, Answer]]:
-        """Take a piece. -> for each choice in it the index, the text that it adds, and the answer as if cut there"""
+        """Add a piece; return for each choice in it the index, the added text, and the answer so far."""
         if isinstance(piece.get("usage"), Mapping):
             self._usage = piece["usage"]
         added = []
@@ -150,7 +150,7 @@ class StreamedAnswers:
         if len(set(given)) < len(given):
             given = list(range(len(given)))
         for choice, index in zip(choices, given, strict=True):
-            if index is None:  # servers that do not say write one answer after the other
+            if index is None:  # servers without indices send one answer after the other
                 index = next((i for i, c in enumerate(self._choices) if c.finish_reason is None), 0)
             if index < len(self._choices):
                 added.append((index, self._choices[index].push(choice), self._choices[index].so_far))
@@ -162,7 +162,7 @@ class StreamedAnswers:
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """The pieces so far in the form of an answer's body, without answers of which nothing has come."""
+        """The pieces so far in the form of a response body, without empty answers."""
         begun = [(i, c) for i, c in enumerate(self._choices) if i == 0 or c.text or c.finish_reason]
         return {"choices": [c.choice(i) for i, c in begun], "usage": self._usage}
 
@@ -197,7 +197,7 @@ class _Pieces:
     def push(self, choice: Mapping[str, Any]) -> str:
         delta = choice.get("delta")
         if not delta and not self._begun:
-            delta = choice.get("message")  # a whole message from one that does not stream
+            delta = choice.get("message")  # a whole message from a server that does not stream
         self._begun = True
         self._chat = self._chat or isinstance(delta, Mapping) or isinstance(choice.get("message"), Mapping)
         text = _content(delta.get("content") if isinstance(delta, Mapping) else choice.get("text")) or ""
@@ -213,7 +213,7 @@ class _Pieces:
         return text
 
     def _push_call(self, call: Mapping[str, Any]) -> None:
-        """Take a piece of a call. Servers that number no calls, or all alike, begin each with its id and name."""
+        """Add a piece of a call. Servers without distinct call numbers begin each call with its id and name."""
         index, given, function = call.get("index") or 0, str(call.get("id") or ""), call.get("function") or {}
         at = self._call_at.get(index)
         if at is None or (function.get("name") and given not in ("", at[1])):
@@ -273,18 +273,18 @@ def stop_of(choice: Mapping[str, Any]) -> str | int | None:
 
 
 def _content(given: Any) -> str | None:
-    """The text of a message's content, which may come in parts; None if it holds none."""
+    """Return the text of a message's content, which may consist of parts; None if there is none."""
     if isinstance(given, Sequence) and not isinstance(given, str):
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in given]
         given = "".join(text for text in texts if isinstance(text, str))
     if not isinstance(given, str):
         return None
-    # halves of a character that came apart in JSON
+    # surrogate halves of a character that were split in JSON
     return given if given.isascii() else given.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_logprobs(given: Any, text: str) -> tuple[tuple[TokenLogprob, ...] | None, tuple[int, ...] | None]:
-    """The tokens of a text, in the shape of either API, and where they end if together they are that text."""
+    """Return the tokens of a text, in the shape of either API, and their ends if they spell the text."""
     tokens = _tokens(given)
     if tokens is None:
         return None, None
@@ -301,7 +301,7 @@ def _read_logprobs(given: Any, text: str) -> tuple[tuple[TokenLogprob, ...] | No
 
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
-    """A token in the shape of the chat API, with the bytes that the endpoint states."""
+    """Read a token in the shape of the chat API, with the bytes that the endpoint states."""
     top = [one for one in entry.get("top_logprobs") or () if one.get("logprob") is not None]
     return TokenLogprob(
         -1,
@@ -314,7 +314,7 @@ def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
 
 
 def _bytes_of(entry: Mapping[str, Any]) -> bytes:
-    """The bytes that an entry states; those of its text where it states none, or something else."""
+    """Return the bytes that an entry states; the bytes of its text if it states none or invalid ones."""
     given = entry.get("bytes")
     if isinstance(given, list) and all(isinstance(one, int) and 0 <= one < 256 for one in given):
         return bytes(given)
@@ -322,7 +322,7 @@ def _bytes_of(entry: Mapping[str, Any]) -> bytes:
 
 
 def _tokens(given: Any) -> list[str] | None:
-    """The tokens of the log-probabilities of either API."""
+    """Return the tokens of the log-probabilities of either API."""
     if not isinstance(given, Mapping):
         return None
     if isinstance(given.get("content"), Sequence):
@@ -331,7 +331,7 @@ def _tokens(given: Any) -> list[str] | None:
 
 
 def token_ends(tokens: Sequence[str], text: str) -> tuple[int, ...] | None:
-    """The offset after each token; None unless together they are `text`, but for an end token after it."""
+    """Return the offset after each token; None unless they spell `text`, apart from an end token."""
     ends: list[int] = []
     position = 0
     for token in tokens:

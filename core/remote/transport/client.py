@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
-_JITTER = 0.25  # of a wait, added at random, so that clients do not come back together
+_JITTER = 0.25  # share of a wait, added at random, so that clients do not retry together
 _NO_BUDGET = Budget()
 _CALL = RemoteUsage(api_calls=1)
 
 
 class Client:
-    """Sends requests to one endpoint; used on the loop of endpoints alone.
+    """The HTTP client of one endpoint; used on the loop of endpoints only.
 
-    spent  what all requests have cost so far.
+    spent  the total cost of all requests so far.
 
     The SDK's own retries are off: repeated requests are counted, kept within the budget, and end with the deadline.
     """
@@ -47,7 +47,7 @@ class Client:
         self._connections = Connections(config)
 
     def open(self) -> None:
-        """Get ready, on any thread; raises ConfigError if the SDK is not installed."""
+        """Prepare the SDK, on any thread; raise ConfigError if it is not installed."""
         self._connections.open()
 
     async def post(
@@ -59,10 +59,10 @@ class Client:
         *,
         counted: RemoteUsage = _CALL,
     ) -> Mapping[str, Any]:
-        """Send a body and return the answer's.
+        """Send a body and return the response's body.
 
         deadline_s  a time of `time.monotonic()`, for all attempts.
-        counted     what the first attempt counts as; further ones are retries.
+        counted     usage of the first attempt; further attempts are retries.
         """
 
         def attempt(sdk: openai.AsyncOpenAI) -> Awaitable[object]:
@@ -112,20 +112,20 @@ class Client:
                 await stream.close()
 
     def count(self, count: Count, usage: RemoteUsage) -> None:
-        """Note what an answer has cost, here and with the caller. Any thread may call this."""
+        """Count the cost of an answer, in the total and for the caller. Any thread may call this."""
         with self._counting:
             self.spent += usage
         count(usage)
 
     async def close(self, reason: BaseException) -> None:
-        """Close the connections; what is asked for later raises `reason`."""
+        """Close the connections; later requests raise `reason`."""
         self.closed = reason
         await self._connections.close()
 
     # -- attempts ----------------------------------------------------------------------------------------------
 
     def _check_budget(self) -> None:
-        """Raise what forbids an attempt."""
+        """Raise the error that forbids an attempt: closed, or over budget."""
         budget, spent = self.config.budget, self.spent
         for name, limit, value in (
             ("calls", budget.calls, spent.api_calls + spent.retries + spent.probe_calls),
@@ -163,7 +163,7 @@ class Client:
         count: Count,
         deadline_s: float | None,
     ) -> T:
-        """Attempt, in `slot`, until it succeeds or must not be repeated. The first attempt is counted as `counted`.
+        """Attempt, in `slot`, until success or a permanent failure. The first attempt is counted as `counted`.
 
         Raises RemoteError, or RequestTimeout at the deadline.
         """
@@ -183,7 +183,7 @@ class Client:
                 return result
             except Exception as error:
                 failure = failure_of(error, self.config)
-            # Raised out here, so that the SDK's exception, which knows the key, is not its context.
+            # Raised outside the handler: the SDK's exception, which contains the key, must not be its context.
             if _passed(deadline_s):
                 raise _too_late(self.config)
             if failure.kind == "stale" and answered and num_stale == 0:
@@ -203,20 +203,20 @@ class Client:
             wait_s = min(_FIRST_WAIT_S * 2**num_retries, _LONGEST_WAIT_S)
         wait_s *= 1 + _JITTER * random.random()
         if deadline_s is not None and time.monotonic() + wait_s >= deadline_s:
-            raise failure.error  # the answer would come too late
+            raise failure.error  # the retry would miss the deadline
         slot.release()
         await asyncio.sleep(wait_s)
 
 
 class _Slot:
-    """One of the `max_in_flight` places for requests under way, given back at the end of a `with` block."""
+    """One of the `max_in_flight` slots for concurrent requests, released at the end of a `with` block."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._sdk: openai.AsyncOpenAI | None = None
 
     async def take(self, deadline_s: float | None) -> openai.AsyncOpenAI:
-        """Wait for a place, if this is none yet. -> the SDK client to use there"""
+        """Wait for the slot unless it is held; return its SDK client."""
         client = self._client
         if self._sdk is None:
             if not client._slots.locked():

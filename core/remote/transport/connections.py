@@ -18,36 +18,36 @@ if TYPE_CHECKING:
 
     from graftlm.core.remote.config import EndpointConfig
 
-_KEPT_S = 5.0  # an unused connection, as in the SDK
+_KEPT_S = 5.0  # seconds that an unused connection is kept, as in the SDK
 
 
 class Connections:
-    """Lends an SDK client to each request under way, and keeps it for a later one.
+    """A pool of SDK clients: lends one to each request, and keeps it for a later one.
 
-    A client that all requests share looks through all of its connections for each of them, and asks the system about
-    those that are idle: with 64 in flight that is a quarter of a call's CPU time. The client that was used last is lent
-    first, and one that nobody has used for `kept_s` seconds is closed. Used on one event loop, but for `open`.
+    A shared client scans all of its connections for each request and polls the idle ones: with 64 in flight that is a
+    quarter of a call's CPU time. The most recently used client is lent first, and a client that was idle for `kept_s`
+    seconds is closed. Used on one event loop, except `open`.
     """
 
     def __init__(self, config: EndpointConfig, *, kept_s: float = _KEPT_S) -> None:
         self._config = config
         self._kept_s = kept_s
         self._clients: set[openai.AsyncOpenAI] = set()
-        self._idle: deque[tuple[float, openai.AsyncOpenAI]] = deque()  # since when, the longest first
+        self._idle: deque[tuple[float, openai.AsyncOpenAI]] = deque()  # (idle since, client), oldest first
         self._closing: set[asyncio.Task[None]] = set()
         self._tls: ssl.SSLContext | bool | None = None
 
     def open(self) -> None:
-        """Make a client, on any thread. The first in a process takes a second for imports."""
+        """Build a client, on any thread. The first in a process takes a second for imports."""
         if not self._clients:
             self._idle.append((time.monotonic(), self._new()))
 
     def take(self) -> openai.AsyncOpenAI:
-        """A client that no other request uses."""
+        """Lend a client that no other request uses."""
         return self._idle.pop()[1] if self._idle else self._new()
 
     def give_back(self, client: openai.AsyncOpenAI) -> None:
-        """Keep a client, and close those that are unused for too long."""
+        """Keep a client, and close clients that were idle for too long."""
         now_s = time.monotonic()
         while self._idle and now_s - self._idle[0][0] > self._kept_s:
             unused = self._idle.popleft()[1]
@@ -59,14 +59,14 @@ class Connections:
             self._idle.append((now_s, client))
 
     async def close(self) -> None:
-        """Close all, those in use too."""
+        """Close all clients, including those in use."""
         clients, self._clients = self._clients, set()
         self._idle.clear()
         for client in clients:
             await client.close()
 
     def _new(self) -> openai.AsyncOpenAI:
-        """Make a client. Its timeouts are off, as are its retries: whoever sends a request keeps both."""
+        """Build a client without timeouts and retries: the sender of a request handles both."""
         try:
             import openai
         except ImportError as error:
@@ -82,21 +82,21 @@ class Connections:
             default_headers=dict(config.headers or {}),
             http_client=openai.DefaultAsyncHttpxClient(verify=self._tls),
         )
-        if not config.host.endswith("openai.com"):  # read from the environment, and meant for OpenAI alone
+        if not config.host.endswith("openai.com"):  # read from the environment, and valid for OpenAI only
             client.organization = client.project = None
         self._clients.add(client)
         return client
 
 
 _contexts: dict[tuple[object, ...], ssl.SSLContext] = {}
-"""The context that was made last, by what it was made of."""
+"""The most recent TLS context, by its certificate files."""
 
 
 def _tls_context(openai: Any) -> ssl.SSLContext | bool:
-    """The certificates that the SDK's HTTP library trusts, which take 30 ms to read; True leaves it to each client.
+    """Return the TLS context of the SDK's HTTP library, which takes 30 ms to read; True leaves it to each client.
 
-    The SDK uses httpx or httpx2, by its version. Neither is imported here. Endpoints of a process share what is read
-    from the same files: programs that open one for each task spent most of their time on it.
+    The SDK uses httpx or httpx2, by its version. Neither is imported here. Endpoints of a process share a context
+    of the same files: programs that open an endpoint for each task spent most of their time on it.
     """
     import ssl
 
@@ -104,19 +104,19 @@ def _tls_context(openai: Any) -> ssl.SSLContext | bool:
     make = getattr(library, "create_ssl_context", None)
     if make is None:
         return True
-    # packages that ask the system for certificates replace the names of `ssl`
+    # packages that read the system's certificates replace the names of `ssl`
     key = (make, ssl.SSLContext, ssl.create_default_context, *_certificate_files())
     context: ssl.SSLContext | None = _contexts.get(key)
     if context is None:
         context = make()
-        if type(context).__module__ == "ssl":  # others, that ask the system, change with each connection
+        if type(context).__module__ == "ssl":  # contexts of such packages change with each connection
             _contexts.clear()
             _contexts[key] = context
     return context
 
 
 def _certificate_files() -> list[tuple[str, int, int]]:
-    """-> (path, last change in ns, size in bytes) of what certificates are read from; zeros where it is missing."""
+    """Return (path, last change in ns, size in bytes) of each certificate file; zeros if it is missing."""
     import ssl
 
     paths = ssl.get_default_verify_paths()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graftlm.core.remote.config import EndpointConfig
 
 MAX_RETRY_AFTER_S = 120.0
-"""An endpoint that asks for a longer wait is not asked again: its error says how long it wants."""
+"""Longest wait before a retry, in seconds; a longer requested wait is an error that states it."""
 
 _MAX_QUOTED = 500  # characters of an endpoint's own message
 
@@ -39,7 +39,7 @@ _TOO_LONG = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-"""How servers say that a request does not fit: OpenAI, Azure, vLLM, SGLang, llama.cpp, Ollama, LM Studio, TGI,
+"""Messages of servers for requests over the context: OpenAI, Azure, vLLM, SGLang, llama.cpp, Ollama, LM Studio, TGI,
 TensorRT-LLM, Anthropic, Gemini, Mistral, Cohere, Bedrock, xAI, Groq, Moonshot, DashScope, OpenRouter."""
 _PER_TIME = re.compile(r"per (?:second|minute|hour|day)|\bTPM\b|rate[ _-]?limit", re.IGNORECASE)
 
@@ -63,7 +63,7 @@ class Failure:
 
     kind     "timeout", "stale" (a kept connection that the server had closed before it took the request) or "other".
     again    whether the same request may succeed later.
-    wait_s   how long the endpoint asked to wait; None leaves it to us.
+    wait_s   wait that the endpoint requested, in seconds; None for the default backoff.
     """
 
     error: RemoteError
@@ -76,9 +76,9 @@ class Failure:
 
 
 def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False) -> Failure:
-    """Read what the SDK, or reading a stream, has raised.
+    """Classify an error of the SDK or of reading a stream.
 
-    begun  whether a part of the answer had come: what is repeated then would be paid twice.
+    begun  whether a part of the answer was received: a retry would be billed twice.
     The SDK's exception holds the request with its key, so neither it nor its cause is chained.
     """
     import openai
@@ -90,7 +90,7 @@ def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False)
         return _of_status(error, config)
     if isinstance(error, openai.APIConnectionError):
         return _of_connection(error.__cause__ or error, config, begun)
-    if isinstance(error, openai.APIError):  # an error inside of a stream
+    if isinstance(error, openai.APIError):  # an error inside a stream
         message, code = words_of(error.body) or str(error), error.code
         kind = _kind(None, code, message)
         return Failure(kind(_says(config, None, message, code), code=code), not begun and kind is RemoteError)
@@ -101,12 +101,12 @@ def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False)
         return Failure(RemoteError(f"the request holds what JSON cannot write ({error}); leave it out"), False)
     if isinstance(error, ValueError):
         text = f"{config.base_url} sent what is no JSON: {_shorten(config.redact(str(error)))}"
-        return Failure(RemoteError(f"{text}; check that it is an OpenAI-compatible API"), False)  # may have been paid
+        return Failure(RemoteError(f"{text}; check that it is an OpenAI-compatible API"), False)  # may have been billed
     return _of_connection(error, config, begun)
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float | None = None) -> float | None:
-    """The wait that an answer's headers ask for: milliseconds, seconds or a date; None if none can be read."""
+    """Return the wait that headers request in milliseconds, in seconds or by a date; None without a valid one."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         given = headers.get(name)
         if given is None:
@@ -124,7 +124,7 @@ def retry_after_s(headers: Mapping[str, str], now_s: float | None = None) -> flo
 
 
 def no_answer(config: EndpointConfig, what: str, found: Any) -> RemoteError:
-    """An answer with status 200 that holds no completion."""
+    """Build the error of a response with status 200 without a completion."""
     message = words_of(found.get("error")) if isinstance(found, Mapping) else None
     if message:
         return _kind(None, None, message)(_says(config, None, message, None))
@@ -186,7 +186,7 @@ def _says(
 
 
 def words_of(body: Any) -> str | None:
-    """The words of an error: in "message", in "detail", or the body itself."""
+    """Return the message of an error: in "message", in "detail", or the body itself."""
     if isinstance(body, Mapping):
         found = next((body[name] for name in ("message", "detail", "error") if body.get(name)), None)
         return words_of(found) if found is not None else str(dict(body)) if body else None
@@ -198,7 +198,7 @@ def words_of(body: Any) -> str | None:
 def _text_of(response: Any) -> str | None:
     try:
         return str(response.text)
-    except Exception:  # a body that was never read
+    except Exception:  # a body that was not read
         return None
 
 

@@ -24,24 +24,24 @@ _thread: threading.Thread | None = None
 
 
 def is_here() -> bool:
-    """Whether the caller is on the loop's thread, where waiting for an answer would be waiting for itself."""
+    """Return True if the caller is on the loop's thread, where waiting for an answer would deadlock."""
     return threading.current_thread() is _thread
 
 
 def post(function: Callable[[], object]) -> None:
-    """Call a function on the loop, soon. The loop is woken once for all that is posted before it looks."""
+    """Schedule a function on the loop. One wake-up serves all functions that are posted before the loop runs."""
     (_inbox or _begin()).post(function)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine there. Cancelling the future cancels the coroutine, which closes its connection."""
+    """Run a coroutine on the loop. Cancelling the future cancels the coroutine, which closes its connection."""
     future: Future[T] = Future()
     post(partial(_start, coroutine, future))
     return future
 
 
 def _begin() -> LoopInbox:
-    """Start the thread, if it does not run."""
+    """Start the thread unless it runs."""
     global _inbox, _thread
     with _lock:
         if _inbox is None:
@@ -53,9 +53,9 @@ def _begin() -> LoopInbox:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop for ever. SystemExit and KeyboardInterrupt of one caller's code leave it; it goes on for the others.
+    """Run the loop forever; restart it after SystemExit and KeyboardInterrupt of one caller's code.
 
-    asyncio has given them to their task, and so to its waiters, by then.
+    asyncio has by then passed the exception to its task, and so to its waiters.
     """
     while True:
         try:
@@ -71,7 +71,7 @@ def _start(coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
 
 
 def _settle(future: Future[T], task: asyncio.Task[T]) -> None:
-    with suppress(InvalidStateError):  # its waiter has cancelled it
+    with suppress(InvalidStateError):  # the waiter has cancelled the future
         if task.cancelled():
             future.cancel()
         elif (error := task.exception()) is not None:
@@ -81,7 +81,7 @@ def _settle(future: Future[T], task: asyncio.Task[T]) -> None:
 
 
 def _forget() -> None:
-    """In a forked child the thread does not run; start over."""
+    """Reset the loop in a forked child process, where its thread does not run."""
     global _inbox, _lock, _thread
     _inbox, _lock, _thread = None, threading.Lock(), None
 

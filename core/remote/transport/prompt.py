@@ -1,4 +1,4 @@
-"""RemotePrompt: what a model behind an API goes on from."""
+"""RemotePrompt: the prompt of a model behind an API."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from graftlm.core.prompt_input import PromptInput
 class RemotePrompt:
     """Text for /completions, or the closed turns of a chat.
 
-    text      the whole text; with `messages` the text of the assistant's turn that is still open, or "".
+    text      the whole text; with `messages` the text of the assistant's open turn, or "".
     messages  in the shape of the OpenAI API; None for plain text.
     ids       token ids in place of `text`.
-    tools     functions that may be called;  tool_fields: fields beside them, such as tool_choice.
+    tools     functions that the model may call;  tool_fields: further fields, such as tool_choice.
     """
 
     text: str = ""
@@ -36,7 +36,7 @@ class RemotePrompt:
     def of(
         cls, prompt: Any, tools: Sequence[Mapping[str, Any]] | None = None, fields: Mapping[str, Any] | None = None
     ) -> RemotePrompt:
-        """Read a request's prompt; raises ConfigError for what no API takes."""
+        """Read a request's prompt; raise ConfigError for prompts that no API supports."""
         if isinstance(prompt, str):
             if not prompt:
                 raise ConfigError("the prompt is empty; give some text")
@@ -53,11 +53,11 @@ class RemotePrompt:
         return cls(messages=messages, tools=tuple(tools or ()), tool_fields=fields or {})
 
     def plus(self, text: str) -> RemotePrompt:
-        """The prompt with `text` appended to its open turn."""
+        """Return the prompt with `text` appended to its open turn."""
         return replace(self, text=self.text + text)
 
     def with_turns(self, *turns: Mapping[str, Any]) -> RemotePrompt:
-        """The chat with further turns, none of them open."""
+        """Return the chat with further turns, none of them open."""
         return replace(self, messages=(*(self.messages or ()), *turns), text="")
 
     @property
@@ -68,7 +68,7 @@ class RemotePrompt:
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """A message in the form of the OpenAI API, its media as data URLs and its tool calls' arguments as text."""
+    """Return a message in the form of the OpenAI API, its media as data URLs and its tool calls' arguments as text."""
     is_text = isinstance(message.content, str) or all(isinstance(part, TextPart) for part in message.content)
     content = message.text if is_text else [_part(part) for part in message.content]
     return chat_dict(message, content, json.dumps)

@@ -27,7 +27,7 @@ _NEUTRAL = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Parameters that are sent where they change something. Those of them that OpenAI does not know have vLLM's names."""
+"""Neutral values of parameters; only others are sent. Parameters that OpenAI's API lacks have vLLM's names."""
 
 _FIELDS: Mapping[str, Mapping[ConstraintField, Callable[[Any], dict[str, Any]]]] = {
     "regex": {
@@ -51,9 +51,9 @@ _FIELDS: Mapping[str, Mapping[ConstraintField, Callable[[Any], dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class Query:
-    """What an endpoint is asked.
+    """A request to an endpoint.
 
-    count       takes what it costs.
+    count       receives the cost.
     deadline_s  a time of `time.monotonic()`, for all attempts.
     stops       replaces the stop strings of `sampling`.
     extra       further fields of the body.
@@ -70,7 +70,7 @@ class Query:
 def request_body(
     query: Query, config: EndpointConfig, capabilities: Capabilities, *, stream: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """The path and the body."""
+    """Build the path and the body of a request."""
     prompt, sampling = query.prompt, query.sampling
     body: dict[str, Any] = {"model": config.model, "temperature": sampling.temperature}
     chat = prompt.messages is not None
@@ -105,23 +105,23 @@ def request_body(
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     for name in capabilities.omit:
-        if name != "temperature" or sampling.temperature == 1:  # another changes the answer: it may be refused
+        if name != "temperature" or sampling.temperature == 1:  # others change the answer: a refusal may be final
             body.pop(name, None)
     return (CHAT if chat else COMPLETIONS), body | dict(config.extra_body or {}) | dict(query.extra)
 
 
 def constraint_kind(sampling: SamplingParams) -> str | None:
-    """Which of an endpoint's constraints `sampling` has; None for none of them."""
+    """Return the kind of the constraint of `sampling`; None without one that endpoints support."""
     return next((kind for kind in _FIELDS if getattr(sampling, kind) is not None), None)
 
 
 def constraint_fields(kind: str) -> tuple[ConstraintField, ...]:
-    """The fields that may hold a constraint of this kind, the likeliest first."""
+    """Return the fields that may hold a constraint of this kind, the likeliest first."""
     return tuple(_FIELDS[kind])
 
 
 def _constraint(sampling: SamplingParams, capabilities: Capabilities) -> dict[str, Any]:
-    """The field for the constraint; none where the endpoint has none and the answer is checked here."""
+    """Return the field of the constraint; {} if the endpoint has none, since answers are checked."""
     kind = constraint_kind(sampling)
     if kind is None:
         return {}
@@ -132,7 +132,7 @@ def _constraint(sampling: SamplingParams, capabilities: Capabilities) -> dict[st
 
 
 def _whole_schema(given: Any) -> Mapping[str, Any]:
-    """The schema that a pydantic class, a type or a text stands for. The schema of any value is an object here."""
+    """Return the schema of a pydantic class, a type or a text, as an object even if it allows any value."""
     from graftlm.core.grammar.spec import JsonSchema
 
     schema = given if isinstance(given, JsonSchema) else JsonSchema(given)
@@ -140,7 +140,7 @@ def _whole_schema(given: Any) -> Mapping[str, Any]:
 
 
 def _messages(prompt: RemotePrompt, capabilities: Capabilities, body: dict[str, Any]) -> list[Mapping[str, Any]]:
-    """The turns, the open one last, with what makes the endpoint go on in it."""
+    """Return the turns, the open one last, and set the fields that continue it."""
     messages = list(prompt.messages or ())
     if prompt.text:
         open_turn: dict[str, Any] = {"role": "assistant", "content": prompt.text}
@@ -153,5 +153,5 @@ def _messages(prompt: RemotePrompt, capabilities: Capabilities, body: dict[str, 
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool as the API takes it: its function inside of an object with a type."""
+    """Return a tool as the API takes it: its function inside of an object with a type."""
     return tool if "function" in tool else {"type": "function", "function": dict(tool)}
