@@ -29,6 +29,7 @@ app = typer.Typer(
 
 if TYPE_CHECKING:
     from graftlm.ab import Comparison
+    from graftlm.ab.against import Change
 
 
 def _print_version(wanted: bool) -> None:
@@ -168,13 +169,20 @@ def ab(
         if changed:
             report.print_changes(changed)
     if report_to is not None:
-        command = shlex.join(["graftlm", *sys.argv[1:]])
-        drawn = report.can_draw() if with_chart is None else with_chart
-        for path in report.write([comparison], report_to, command, drawn, changed):
-            typer.echo(f"wrote {path}", err=True)
-        if with_chart is None and not drawn:
-            typer.echo("chart.png was left out, which needs matplotlib: pip install matplotlib", err=True)
+        _write_report(comparison, report_to, with_chart, changed)
     raise typer.Exit(130 if comparison.interrupted else _failed([comparison]))
+
+
+def _write_report(comparison: Comparison, folder: Path, with_chart: bool | None, changed: list[Change]) -> None:
+    """Write the report's files and print their paths; None draws the chart if matplotlib is installed."""
+    from graftlm.ab import report
+
+    command = shlex.join(["graftlm", *sys.argv[1:]])
+    drawn = report.can_draw() if with_chart is None else with_chart
+    for path in report.write([comparison], folder, command, drawn, changed):
+        typer.echo(f"wrote {path}", err=True)
+    if with_chart is None and not drawn:
+        typer.echo("chart.png was left out, which needs matplotlib: pip install matplotlib", err=True)
 
 
 def _check_faults(pipeline: Path, names: list[str], model: str, options: dict[str, Any], as_json: bool) -> None:

@@ -23,7 +23,6 @@ from graftlm.adapters.dspy.chain import Chain
 from graftlm.adapters.dspy.choosing import Choosing
 from graftlm.adapters.dspy.continuing import Reply, mended
 from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces, measure
-from graftlm.adapters.dspy.events import Events
 from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.adapters.dspy.sharing import shared
@@ -281,7 +280,7 @@ class Engine(_EngineBase):
         """Yield lm15's stream events. Closing the iterator frees the request's KV."""
         with _translated():
             call = self._prepare(request)
-            events = Events(call.model, call.form)
+            events = wire.Events(call.model, call.form)
             yield events.start()
             with self.runtime.submit_stream(call.request(stream=True)) as chunks:
                 for chunk in chunks:
@@ -316,7 +315,7 @@ class AsyncEngine(_EngineBase):
         with _translated():
             slow = self._must_compile(request)
             call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request)
-            events = Events(call.model, call.form)
+            events = wire.Events(call.model, call.form)
             yield events.start()
             async for chunk in self.runtime.submit_astream(call.request(stream=True)):
                 for event in events.of(chunk):

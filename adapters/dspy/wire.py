@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dspy import lm15
-from graftlm.adapters.dspy.schema import asked_object
 from graftlm.core import errors
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall
-from graftlm.core.chat.tool_parser import ParsedAnswer
+from graftlm.core.chat.tool_format import ToolFormat
+from graftlm.core.chat.tool_parser import AnswerReader, ParsedAnswer
 from graftlm.core.chat.tools import Tool
-from graftlm.core.request import Completion, TokenLogprob, Usage
+from graftlm.core.request import Chunk, Completion, TokenLogprob, Usage
 
 PROVIDER = "graftlm"
 DEFAULT_MAX_TOKENS = 1024
@@ -42,6 +45,9 @@ _CONSTRAINTS = ("regex", "choices", "json_schema", "grammar")
 _KEEPING = ("on_unsupported", "max_retries", "bounded_numbers")
 _NATIVE_EXTENSIONS = frozenset({*_CONSTRAINTS, *_KEEPING, "scaffold", "n", "select"})
 _HEADER = "[[ ## "
+_FIELDS = re.compile(r"Respond with a JSON object in the following order of fields: (.+)\.\s*\Z", re.DOTALL)
+_FIELD = re.compile(r"`(\w+)`(?: \(must be formatted as a valid Python (.+?)\))?(?=, then `|\Z)", re.DOTALL)
+_TYPES = {"": "string", "str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
 
 # -- requests --------------------------------------------------------------------------------------------------
@@ -169,6 +175,29 @@ def _tool_results(message: lm15.Message) -> Iterator[Message]:
             yield Message("tool", _content([part]))
 
 
+def asked_object(prompt: str) -> dict[str, Any]:
+    """Return the schema of the object that a prompt of DSPy's JSONAdapter describes; without one, any object.
+
+    JSONAdapter sends no schema if a field is an open dict, such as the arguments of ReAct's tools. The last sentence of
+    its prompt then names the fields and their types.
+    """
+    found = _FIELDS.search(prompt)
+    fields = {name: _type_of(kind) for name, kind in _FIELD.findall(found.group(1))} if found else {}
+    if not fields:
+        return {"type": "object"}
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+def _type_of(annotation: str) -> dict[str, Any]:
+    """Return the schema of a type as DSPy prints it; {} for a type that the text does not determine."""
+    if annotation in _TYPES:
+        return {"type": _TYPES[annotation]}
+    if annotation.startswith("Literal["):
+        with suppress(ValueError, SyntaxError):
+            return {"enum": list(ast.literal_eval(annotation.removeprefix("Literal")))}
+    return {"type": "object"} if annotation.startswith("dict") else {}
+
+
 # -- responses -------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +275,47 @@ def split_at_headers(text: str) -> list[str]:
         head, end, rest = piece.partition(" ## ]]")
         pieces += [_HEADER + head + end, rest]
     return [piece for piece in pieces if piece]
+
+
+class Events:
+    """The stream events of one answer; tool calls are separated from text."""
+
+    def __init__(self, model: str, form: ToolFormat | None) -> None:
+        self._model = model
+        self._reader = AnswerReader(form)
+        self._others: dict[int, list[str]] = {}
+
+    def start(self) -> lm15.StreamStartEvent:
+        return lm15.StreamStartEvent(id=f"{PROVIDER}-stream", model=self._model)
+
+    def of(self, chunk: Chunk) -> Iterator[Any]:
+        if chunk.index:
+            # DSPy's listeners follow the first of n answers; the other texts are in the end event
+            self._others.setdefault(chunk.index, []).append(chunk.text)
+        else:
+            yield from self._deltas(chunk)
+        if chunk.usage is not None:
+            yield self._end(chunk)
+
+    def _deltas(self, chunk: Chunk) -> Iterator[Any]:
+        logprobs = tuple(token_logprobs(chunk.logprobs or ()))
+        for delta in self._reader.read(chunk):
+            if delta.index is None:
+                for piece in split_at_headers(delta.text):
+                    yield lm15.StreamDeltaEvent(lm15.TextDelta(piece, logprobs=logprobs))
+                    logprobs = ()
+            else:
+                part = lm15.ToolCallDelta(delta.text, part_index=delta.index + 1, id=delta.id, name=delta.name)
+                yield lm15.StreamDeltaEvent(part)
+
+    def _end(self, chunk: Chunk) -> lm15.StreamEndEvent:
+        check_calls(ParsedAnswer("", invalid=tuple(self._reader.invalid)))
+        called = bool(self._reader.calls)
+        assert chunk.usage is not None
+        return lm15.StreamEndEvent(
+            finish_reason="tool_call" if called else finish_reason(chunk.finish_reason),
+            usage=usage(chunk.usage),
+        )
 
 
 # -- errors ----------------------------------------------------------------------------------------------------

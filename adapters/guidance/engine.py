@@ -7,13 +7,14 @@ captures, stops, token limits and temperatures have guidance's semantics.
 
 from __future__ import annotations
 
+import codecs
 import math
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,6 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from graftlm.adapters.guidance.characters import whole_characters
 from graftlm.adapters.guidance.chat import chat_template_of
 from graftlm.adapters.guidance.fsm import FsmParser
 from graftlm.adapters.guidance.lowering import Regular, lower
@@ -42,6 +42,7 @@ from guidance._ast import GrammarNode
 from guidance._schema import EngineResponse, GenToken, GenTokenExtra, TokenUsage
 from guidance.chat import ChatMLTemplate
 from guidance.models._engine import Engine, EngineState, LogitsOutput
+from guidance.models._engine._interpreter import recode_special_tokens
 from guidance.models._transformers import TransformersTokenizer
 
 _HEALED = 64  # tokens at the end that are compared first
@@ -140,7 +141,7 @@ class GraftEngine(Engine):
         of a character that a token limit cuts are dropped.
         """
         responses = self._run(state, grammar, ensure_bos_token, sampling_params, step_config)
-        return whole_characters(self.tokenizer, responses)
+        return _whole_characters(self.tokenizer, responses)
 
     def _run(
         self, state: EngineState, grammar: str | Grammar, ensure_bos_token: bool, sampling_params: Any, step_config: Any
@@ -363,6 +364,29 @@ class GraftEngine(Engine):
             ],
             **flags,
         )
+
+
+def _whole_characters(
+    tokenizer: Any, responses: Generator[EngineResponse, None, TokenUsage]
+) -> Generator[EngineResponse, None, TokenUsage]:
+    """Yield the responses without incomplete characters at the ends of texts and captures; return the usage."""
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    with closing(responses):
+        while True:
+            try:
+                response = next(responses)
+            except StopIteration as stop:
+                usage: TokenUsage = stop.value
+                return usage
+            response.new_bytes = decoder.decode(recode_special_tokens(tokenizer, response.new_bytes)).encode()
+            response.capture_groups = {name: _whole(value) for name, value in response.capture_groups.items()}
+            yield response
+
+
+def _whole(captured: Any) -> Any:
+    if isinstance(captured, list):
+        return [_whole(one) for one in captured]
+    return captured.decode(errors="ignore").encode()
 
 
 def _num_same(a: list[int], b: list[int]) -> int:

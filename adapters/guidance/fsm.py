@@ -94,7 +94,7 @@ class FsmParser:
 
     def fill_mask(self, row: MaskRow) -> bool:
         if self._prefix:
-            self._fill_healing_mask(row)
+            row[:] = _healing_row(self._grammar, self._place, self._prefix, len(row))
             return True
         if self.accepting:
             return False
@@ -217,30 +217,6 @@ class FsmParser:
         captures = self._regular.read(bytes(self._text)) if self.stopped else {}
         return Progress(tokens, issued, text=written, captures=captures, at=self._num_written)
 
-    def _fill_healing_mask(self, row: MaskRow) -> None:
-        """Allow the tokens that spell the prefix, a part of it, or the prefix and a valid continuation."""
-        rows = _healing_rows.setdefault(self._grammar, {})
-        key = (self._place, self._prefix)
-        if key not in rows:
-            allowed = np.zeros(32 * len(row), np.uint8)
-            allowed[self._healing_tokens()] = 1
-            rows[key] = np.packbits(allowed, bitorder="little").view(np.int32)
-        row[:] = rows[key]
-
-    def _healing_tokens(self) -> list[int]:
-        grammar, prefix = self._grammar, self._prefix
-        tokens, ids = _sorted_tokens(grammar.vocabulary)
-        found: list[int] = []
-        for length in range(1, len(prefix)):
-            first, end = bisect_left(tokens, prefix[:length]), bisect_right(tokens, prefix[:length])
-            found += ids[first:end]
-        for i in range(bisect_left(tokens, prefix), len(tokens)):
-            if not tokens[i].startswith(prefix):
-                break
-            if grammar.dfa.walk(self._place, tokens[i][len(prefix) :]) is not None:
-                found.append(ids[i])
-        return found
-
 
 _healing_rows: WeakKeyDictionary[FsmGrammar, dict[tuple[Place, bytes], MaskRow]] = WeakKeyDictionary()
 _sorted: WeakKeyDictionary[Vocabulary, tuple[list[bytes], list[int]]] = WeakKeyDictionary()
@@ -253,3 +229,28 @@ def _sorted_tokens(vocabulary: Vocabulary) -> tuple[list[bytes], list[int]]:
         order = sorted((data, i) for i, data in enumerate(vocabulary.tokens) if data)
         known = _sorted[vocabulary] = ([data for data, _ in order], [i for _, i in order])
     return known
+
+
+def _healing_row(grammar: FsmGrammar, place: Place, prefix: bytes, num_words: int) -> MaskRow:
+    """Return the mask of tokens that spell the prefix, a part of it, or the prefix and a valid continuation; cached."""
+    rows = _healing_rows.setdefault(grammar, {})
+    key = (place, prefix)
+    if key not in rows:
+        allowed = np.zeros(32 * num_words, np.uint8)
+        allowed[_healing_tokens(grammar, place, prefix)] = 1
+        rows[key] = np.packbits(allowed, bitorder="little").view(np.int32)
+    return rows[key]
+
+
+def _healing_tokens(grammar: FsmGrammar, place: Place, prefix: bytes) -> list[int]:
+    tokens, ids = _sorted_tokens(grammar.vocabulary)
+    found: list[int] = []
+    for length in range(1, len(prefix)):
+        first, end = bisect_left(tokens, prefix[:length]), bisect_right(tokens, prefix[:length])
+        found += ids[first:end]
+    for i in range(bisect_left(tokens, prefix), len(tokens)):
+        if not tokens[i].startswith(prefix):
+            break
+        if grammar.dfa.walk(place, tokens[i][len(prefix) :]) is not None:
+            found.append(ids[i])
+    return found

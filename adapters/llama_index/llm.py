@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal
 
+import llama_index.core
 from graftlm.adapters.llama_index.errors import GraftCallError, call_errors
 from graftlm.adapters.llama_index.messages import (
     ChatReader,
@@ -15,7 +19,6 @@ from graftlm.adapters.llama_index.messages import (
     native_messages,
 )
 from graftlm.adapters.llama_index.structured import StructuredPrediction
-from graftlm.adapters.llama_index.token_counting import count_tokens_with
 from graftlm.core import call_options
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tools import Tool
@@ -44,6 +47,11 @@ from llama_index.core.llms.llm import ToolSelection
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
+
+_PROBE = "The quick brown fox jumps over 13 lazy dogs, doesn't it?\nNaïve: {'price': 12.50}\n" * 4
+_TOLERANCE = 1.02
+_logger = logging.getLogger(__name__)
+_compared: set[tuple[int, str]] = set()
 
 
 class GraftLLM(StructuredPrediction):
@@ -113,11 +121,11 @@ class GraftLLM(StructuredPrediction):
     @property
     def metadata(self) -> LLMMetadata:
         runtime = self.runtime_for()
-        count_tokens_with(self)
+        _count_tokens_with(self)
         return LLMMetadata(
             context_window=self.context_window or _context_window(runtime),
             num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
-            is_chat_model=self._is_chat(runtime),
+            is_chat_model=_is_chat(self, runtime),
             is_function_calling_model=self.is_function_calling_model,
             model_name=self.model,
         )
@@ -134,11 +142,6 @@ class GraftLLM(StructuredPrediction):
         """Return the model's own token ids of `text`. LlamaIndex packs prompts by it, as `Settings.tokenizer`."""
         return self.runtime_for().tokenizer.ids_alone(text)
 
-    def _is_chat(self, runtime: Runtime) -> bool:
-        if self.is_chat_model is not None:
-            return self.is_chat_model
-        return runtime.endpoint is not None or runtime.tokenizer.has_chat_template
-
     # -- from a call to a request ------------------------------------------------------------------------------
 
     def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
@@ -154,7 +157,7 @@ class GraftLLM(StructuredPrediction):
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
         answer = call_options.answer_schema(given.pop("response_format", None), _json_schema)
         kept = given.get("on_unsupported") or self.on_unsupported or "error"
-        as_text = self.messages_to_prompt is not generic_messages_to_prompt or not self._is_chat(runtime)
+        as_text = self.messages_to_prompt is not generic_messages_to_prompt or not _is_chat(self, runtime)
         asked = call_options.tool_request(
             runtime,
             [] if as_text else native_messages(messages),
@@ -175,7 +178,7 @@ class GraftLLM(StructuredPrediction):
         """Return the request of a completion: a formatted prompt unchanged, any other as one message of the user."""
         assert self.completion_to_prompt is not None  # the base class sets its default
         text = prompt if formatted else self.completion_to_prompt(prompt)
-        if formatted or text != prompt or not self._is_chat(self.runtime_for()):
+        if formatted or text != prompt or not _is_chat(self, self.runtime_for()):
             return Request(text, self._sampling(given))
         return self._chat_request([ChatMessage(role=MessageRole.USER, content=prompt)], given)[0]
 
@@ -293,6 +296,12 @@ class GraftLLM(StructuredPrediction):
         return [ToolSelection(tool_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in calls]
 
 
+def _is_chat(llm: GraftLLM, runtime: Runtime) -> bool:
+    if llm.is_chat_model is not None:
+        return llm.is_chat_model
+    return runtime.endpoint is not None or runtime.tokenizer.has_chat_template
+
+
 def _context_window(runtime: Runtime) -> int:
     """Return the context in tokens; LlamaIndex's default for an endpoint or a plugin without a known length."""
     try:
@@ -318,3 +327,40 @@ def _json_schema(cls: type) -> Any:
     if not issubclass(cls, BaseModel):
         raise ConfigError(f"response_format is {cls!r}; give a pydantic class, or its JSON schema as a dict")
     return class_schema(cls)[0]
+
+
+def _count_tokens_with(llm: GraftLLM) -> None:
+    """Let LlamaIndex count tokens with the model's tokenizer.
+
+    LlamaIndex's default, the tokenizer of an OpenAI model, is replaced. A tokenizer that the user has set stays; if it
+    counts fewer tokens than the model, full prompts overflow, and a warning says so once.
+    """
+    current = llama_index.core.global_tokenizer
+    if getattr(current, "__self__", None) is llm:
+        return
+    try:
+        if current is None or _is_default(current) or isinstance(getattr(current, "__self__", None), type(llm)):
+            llm.tokenize("")  # an endpoint may have no tokenizer
+            llama_index.core.Settings.tokenizer = llm.tokenize
+            _logger.info("LlamaIndex counts tokens as %s does; set Settings.tokenizer to change that", llm.model)
+        elif (id(current), llm.model) not in _compared:
+            _compared.add((id(current), llm.model))
+            _compare(current, llm)
+    except GraftError:
+        return
+
+
+def _is_default(tokenizer: Callable[[str], Any]) -> bool:
+    """Return True for LlamaIndex's default, a partial over tiktoken's `encode`."""
+    owner = getattr(getattr(tokenizer, "func", None), "__self__", None)
+    return isinstance(tokenizer, functools.partial) and type(owner).__module__.startswith("tiktoken")
+
+
+def _compare(current: Callable[[str], Any], llm: GraftLLM) -> None:
+    counted, really = len(current(_PROBE)), len(llm.tokenize(_PROBE))
+    if really > counted * _TOLERANCE:
+        warnings.warn(
+            f"Settings.tokenizer counts {counted} tokens in a text in which {llm.model!r} reads {really}, so prompts "
+            "that LlamaIndex packs full do not fit the model; set Settings.tokenizer = llm.tokenize",
+            stacklevel=3,
+        )

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import dspy
 
-from graftlm.adapters.dspy.schema import asked_object
+from graftlm.adapters.dspy.wire import asked_object
 
 
 class Every(dspy.Signature):

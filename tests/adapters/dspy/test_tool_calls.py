@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from graftlm.adapters.dspy import GraftAdapter, GraftLM
+from graftlm.adapters.dspy.adapter import calls_schema
 from graftlm.adapters.dspy.scaffold import Scaffold
-from graftlm.adapters.dspy.tool_calls import calls_schema
 
 
 def weather(city: Literal["Bern", "Oslo"], days: int = 1) -> str:

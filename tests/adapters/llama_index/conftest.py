@@ -5,10 +5,10 @@ from __future__ import annotations
 import llama_index.core
 import pytest
 
-from graftlm.adapters.llama_index import token_counting
+from graftlm.adapters.llama_index import llm
 
 
 @pytest.fixture(autouse=True)
 def no_tokenizer_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_index.core, "global_tokenizer", None)
-    monkeypatch.setattr(token_counting, "_compared", set())
+    monkeypatch.setattr(llm, "_compared", set())
