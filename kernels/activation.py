@@ -11,7 +11,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 def gate_by_torch(both: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """activation(gate) * up of packed projections, the gates first. The definition: [..., 2 n] -> [..., n]"""
+    """Compute activation(gate) * up of packed projections, gates first, by definition. [..., 2 n] -> [..., n]"""
     gate, up = both.chunk(2, -1)
     if activation == "silu":
         return torch.nn.functional.silu(gate) * up

@@ -9,11 +9,11 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class AttentionParams:
-    """The parameters of a layer's attention beside q, k and v. They are the same in every step.
+    """The parameters of a layer's attention beside q, k and v, constant over all steps.
 
     scale    scores are `scale` times the dot products of queries and keys.
     window   sliding window: a token sees itself and the `window - 1` tokens before it; None sees all.
-    softcap  scores become softcap * tanh(scores / softcap); None leaves them.
+    softcap  scores become softcap * tanh(scores / softcap); None leaves scores unchanged.
     sinks    [num_heads]: one more logit per head takes part in the softmax and adds nothing to the output.
     """
 

@@ -1,13 +1,13 @@
-"""The folder in which a machine keeps what it computed once: compiled loops, a vocabulary's trie.
+"""The cache folder of a machine: compiled loops, tries of vocabularies.
 
-    ~/.cache/graftlm            or $XDG_CACHE_HOME/graftlm, or what GRAFTLM_CACHE_DIR names; empty switches it off
+    ~/.cache/graftlm            or $XDG_CACHE_HOME/graftlm, or $GRAFTLM_CACHE_DIR; empty disables the cache
       loops-3f9a.../            published with `publish`: complete, never changed, checked with `is_intact`
       vocabularies/9c1b....npz  written with `save_arrays`, checked by `load_arrays`
 
-What is read back decides what a process runs, so nobody else may write there: folders are created with mode 0700; one
-that others can write, that belongs to another user, that is a link or that others could exchange is not used, and
-links in it are not followed. Files appear under their name only when they are complete. A damaged one is deleted
-and counts as missing. Everything works without the folder, more slowly.
+Cached files are executed, so no other user may write there: folders are created with mode 0700; a folder that other
+users can write or exchange, that belongs to another user, or that is a link is not used, and links in it are not
+followed. Files appear under their name only when they are complete. A damaged file is deleted and counts as missing.
+Everything works without the folder, more slowly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DIGEST_BYTES = 32
 
 
 def private_folder(*parts: str) -> Path | None:
-    """The folder `parts` of the cache, created if need be; None where there is none that only this user can write."""
+    """Return the folder `parts` of the cache, created on demand; None if no folder is safe from other users."""
     root = os.environ.get("GRAFTLM_CACHE_DIR")
     if root is None:
         root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "graftlm")
@@ -54,9 +54,9 @@ def private_folder(*parts: str) -> Path | None:
 
 
 def _is_reached_safely(folder: Path) -> bool:
-    """Whether the folders above `folder` keep everybody from putting another one in its place.
+    """Return True if the folders above `folder` keep other users from replacing it.
 
-    Only owners rename what lies in a sticky folder, as /tmp is. A user's own group may write: it is often hers alone.
+    In a sticky folder such as /tmp only owners rename entries. A user's own group may write: it often has one member.
     """
     if not hasattr(os, "getgid"):
         return True
@@ -65,7 +65,7 @@ def _is_reached_safely(folder: Path) -> bool:
         try:
             found = above.lstat()
         except OSError:
-            continue  # it is created below, by this user
+            continue  # created below, by this user
         writable = found.st_mode & (0o002 if found.st_gid in (0, os.getgid()) else 0o022)
         if writable and not found.st_mode & stat.S_ISVTX:
             return False
@@ -73,7 +73,7 @@ def _is_reached_safely(folder: Path) -> bool:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write `arrays` to `path` in one piece; a disk that is full or read-only changes nothing."""
+    """Write `arrays` to `path` atomically; a full or read-only disk changes nothing."""
     buffer, named = io.BytesIO(), dict[str, Any](arrays)
     np.savez(buffer, **named)
     data = buffer.getvalue()
@@ -91,20 +91,20 @@ def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
-    """What `save_arrays` wrote to `path`, or None. A damaged file is deleted."""
+    """Load the arrays of `save_arrays` from `path`; None if it is missing. A damaged file is deleted."""
     data = _read_own(path)
     if data is None:
         return None
     if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
         path.unlink(missing_ok=True)
         return None
-    os.utime(path)  # `trim` keeps what was used last
+    os.utime(path)  # `trim` keeps the last used files
     with np.load(io.BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False) as file:
         return dict(file)
 
 
 def _read_own(path: Path) -> bytes | None:
-    """The content of a plain file of this user that nobody else can write; None for links and all else."""
+    """Return the content of a plain file that only this user can write; None for links and other files."""
     try:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
     except OSError:
@@ -119,7 +119,7 @@ def _is_private(found: os.stat_result) -> bool:
 
 
 def publish(folder: Path, build: Callable[[Path], None]) -> bool:
-    """Let `build` fill a new folder, then put it in place of `folder`. -> whether an intact `folder` is there now
+    """Let `build` fill a new folder, then move it to `folder`. -> whether an intact `folder` exists now
 
     Processes that publish the same folder at the same time each build it; the first one stays.
     """
@@ -141,7 +141,7 @@ def publish(folder: Path, build: Callable[[Path], None]) -> bool:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether `folder` was published and holds exactly the files that it had then."""
+    """Return True if `folder` was published and still has exactly its published files."""
     try:
         if not all(_is_own(path) for path in (folder, *folder.rglob("*"))):
             return False
@@ -151,13 +151,13 @@ def is_intact(folder: Path) -> bool:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether `path`, in a folder that nobody else can enter, is this user's and no link."""
+    """Return True if `path`, in a private folder, belongs to this user and is not a link."""
     found = path.lstat()
     return not stat.S_ISLNK(found.st_mode) and found.st_uid in (_user(), -1)
 
 
 def trim(folder: Path, keep: int, used: Path | None = None) -> None:
-    """Delete all but the `keep` entries of `folder` that were changed or used last. `used` is in use now."""
+    """Delete all but the `keep` last used entries of `folder`. `used` is in use now."""
     try:
         if used is not None:
             os.utime(used)

@@ -1,4 +1,4 @@
-"""The dispatcher of a mixture's experts: which tiles and which kernel multiply how many tokens with their weights."""
+"""The dispatcher of a mixture's experts: tiles and kernels by the number of tokens for each expert."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ EXPERT_TILES = (
     ExpertTiles(64, Tile(64, 64, 64, 4, 3, group=8, tma=True), Tile(64, 128, 64, 4, 4, group=8, tma=True)),
     ExpertTiles(sys.maxsize, Tile(128, 128, 64, 8, 4, group=8, tma=True), Tile(128, 256, 64, 8, 4, group=8, tma=True)),
 )
-"""Tiles for a mixture's experts, by the tokens that an expert gets on average. Measured on an H200 with 128 experts of
+"""Tiles for a mixture's experts, by the average tokens of an expert. Measured on an H200 with 128 experts of
 768 of which a token has 8, hidden size 2,048, bfloat16 (python -m bench.gpu.experts)."""
 
 ONE_EXPERT_TILE = (ExpertTiles(sys.maxsize, Tile(64, 64, 64, 4, 3, group=8), Tile(64, 64, 64, 4, 3, group=8)),)
 """For strict mode: one order of summation for every number of tokens."""
 
 COMPACT_DENSITY = 24
-"""Tokens per expert, on average, up to which weights in 12 bits are faster than in 16."""
+"""Average tokens per expert up to which 12-bit weights are faster than 16-bit ones."""
 
 
 def plan_experts(weights: ExpertWeights, *, strict: bool = False) -> ExpertPlan:
     """Choose the kernels for the experts of a mixture.
 
-    strict  results do not depend on the other tokens of a step
+    strict  a token's result does not depend on the batch
     """
     if strict:
         return ExpertPlan(weights, ONE_EXPERT_TILE)

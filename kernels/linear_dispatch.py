@@ -1,7 +1,7 @@
-"""The dispatcher of linear layers: which kernel multiplies how many rows with a weight of any format.
+"""The dispatcher of linear layers: the kernel for each number of rows and weight format.
 
 `plan` looks up the tables of linear_kernels.py once a layer, when a model is loaded, and compares each kernel with
-torch's product before it is used.
+torch's matmul before it is used.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from graftlm.kernels.norm import Addition, Norm
 from graftlm.kernels.weight import Weight
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""A linear layer as torch has it: x, weight, bias -> x @ weight.T + bias."""
+"""torch's linear function: x, weight, bias -> x @ weight.T + bias."""
 
 AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
-"""Tells whether two results of the same computation are equal within the tolerance."""
+"""A test of two results of one computation for equality within the tolerance."""
 
 
 class Chosen(NamedTuple):
-    """A kernel, prepared for a weight, with the numbers of rows that it multiplies."""
+    """A kernel, prepared for a weight, with its numbers of rows."""
 
     kernel: LinearKernel
     rows: Rows
@@ -42,7 +42,7 @@ class LinearPlan:
 
     weight  [n, k], bias [n] or None
     chosen  the kernels; the first that has a number of rows is used
-    linear  multiplies all other rows; None is torch's own, which adds to the residual in its epilogue
+    linear  multiplies the remaining numbers of rows; None is torch's own, which adds to the residual in its epilogue
     activation  of the gates
     strict  no sum depends on the number of rows, those of norms included
     """
@@ -56,7 +56,7 @@ class LinearPlan:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The names of the kernels."""
+        """Return the names of the kernels."""
         return tuple(chosen.kernel.name for chosen in self.chosen)
 
     def reads(self, form: type[Weight]) -> bool:
@@ -160,7 +160,7 @@ def _within(number: int, rows: Iterable[range]) -> bool:
 
 @dataclass(frozen=True)
 class _Check:
-    """Prepares kernels for a linear layer and compares them with torch's product on random input."""
+    """The check of a linear layer's kernels against torch's matmul on random input."""
 
     weight: Weight
     role: Role
@@ -169,12 +169,12 @@ class _Check:
     agree: AllClose
 
     def inputs(self, num_rows: int) -> torch.Tensor:
-        """Random rows [num_rows, k]."""
+        """Return random rows [num_rows, k]."""
         weight = self.weight
         return torch.randn(num_rows, weight.shape[1], device=weight.device).to(weight.dtype)
 
     def run(self, kernel: LinearKernel, probes: Sequence[int]) -> Run | None:
-        """Prepare a kernel; None if it does not take the weight, fails, or differs from torch for one of `probes`."""
+        """Prepare a kernel; None if the weight is unsupported, it fails, or differs from torch for one of `probes`."""
         try:
             run = kernel.make(self.weight, self.role, self.bias, self.activation)
             if run is None or not probes:
@@ -189,12 +189,12 @@ class _Check:
                 if not self.agree(expected[:n], found):
                     return None
             return run
-        except Exception:  # Triton has another form of what the kernel is written in, or memory is short
+        except Exception:  # this Triton does not support the kernel's source, or memory is short
             return None
 
 
 def _in_one_order(check: _Check) -> tuple[Chosen, ...]:
-    """Choose strict mode's kernels, which give a row the same bits; none if the first of STRICT does not run here."""
+    """Choose strict mode's kernels, equal to the bit for every batch; none if the first of STRICT does not run here."""
     first, *others = STRICT
     run = check.run(first, first.probes)
     if run is None:
@@ -212,12 +212,12 @@ def _same_bits(check: _Check, run: Run, other: Run, probes: Sequence[int]) -> bo
     x = check.inputs(max(probes))
     for n in probes:
         apart = other(x[:n]).float() - run(x[:n]).float()
-        if not check.agree(torch.zeros_like(apart), apart):  # relative to 0 no difference is small
+        if not check.agree(torch.zeros_like(apart), apart):  # relative to 0, every difference counts
             return False
     return True
 
 
 def _sum(parts: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Add up parts [num_parts, num_rows, n] and bias. -> [num_rows, n]"""
+    """Sum parts [num_parts, num_rows, n] and bias. -> [num_rows, n]"""
     total = parts.sum(0)
     return (total if bias is None else total + bias).to(dtype)

@@ -1,7 +1,7 @@
-"""The kernels of linear layers on GPUs: which weights, roles and numbers of rows each of them multiplies.
+"""The kernels of linear layers on GPUs, with the weights, roles and numbers of rows of each.
 
-`MEASURED` is the table of the fastest ones, `STRICT` those of strict mode. A weight format brings a class here for each
-of its kernels, and one entry in a table. linear_dispatch.py looks the tables up, once a layer when a model is loaded.
+`MEASURED` is the table of the fastest kernels, `STRICT` the table of strict mode. A weight format adds a class for each
+of its kernels, and one entry in a table. linear_dispatch.py reads the tables once a layer when a model is loaded.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from graftlm.kernels.hopper.support import gluon_kernel, takes
 from graftlm.kernels.weight import PlainWeight, Weight
 
 Role = Literal["qkv", "gate_up", "add", "head"]
-"""The use of a linear layer's output: as it is (qkv, head), gated, or added to the residual stream."""
+"""The use of a linear layer's output: unchanged (qkv, head), gated, or added to the residual stream."""
 
 Run = Callable[[torch.Tensor], torch.Tensor]
-"""A prepared kernel, of rows x [num_rows, k]. For head -> [num_rows, n], for gate_up activation(gate) * up
-[num_rows, n / 2], for add float32 [num_parts, num_rows, n], which the norm that follows sums up; for qkv either."""
+"""A prepared kernel of rows x [num_rows, k]. For head -> [num_rows, n], for gate_up activation(gate) * up
+[num_rows, n / 2], for add float32 [num_parts, num_rows, n], which the next norm sums; for qkv that of head or add."""
 
 Rows = tuple[range, ...]
 """Numbers of rows."""
@@ -35,8 +35,8 @@ FEW_ROWS = 64
 """The largest number of rows of kernels for few rows."""
 
 _LARGE = 1 << 25
-"""Elements of a weight from which on 12 bits take less time than 16 for up to 64 rows on a card with an H100's memory:
-gate and up of Llama 8B 74 us instead of 87, the logits 310 instead of 366."""
+"""Elements of a weight from which on 12 bits are faster than 16 for up to 64 rows on a card with an H100's memory: gate
+and up of Llama 8B take 74 us instead of 87, the logits 310 instead of 366."""
 
 
 class LinearKernel(Protocol):
@@ -44,22 +44,22 @@ class LinearKernel(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in LinearPlan.kinds."""
+        """Return the kernel's name in LinearPlan.kinds."""
         ...
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles it is the fastest in."""
+        """Return the roles in which the kernel is the fastest."""
         ...
 
     @property
     def reads(self) -> type[Weight]:
-        """The weight format whose memory it reads."""
+        """Return the weight format that the kernel reads."""
         ...
 
     @property
     def probes(self) -> tuple[int, ...]:
-        """Numbers of rows that it multiplies in different ways: its result is compared with torch's for each."""
+        """Return numbers of rows that cover the kernel's variants: its result is compared with torch's for each."""
         ...
 
     def rows(self, weight: Weight, few: int) -> Rows:
@@ -72,7 +72,7 @@ class LinearKernel(Protocol):
     def make(
         self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
     ) -> Run | None:
-        """Prepare the kernel for a weight [n, k]; None if it cannot take it. Role "add" leaves the bias to the caller.
+        """Prepare the kernel for a weight [n, k]; None if unsupported. For role "add" the caller adds the bias.
 
         activation  of the gates, for role "gate_up"
         """
@@ -176,9 +176,9 @@ class PrefillGate(_PlainKernel):
 
 
 class Halves(_PlainKernel):
-    """The library's product with K split in two: one product of 65 to 256 rows has fewer tiles than multiprocessors.
+    """The library's matmul with K split in two: one matmul of 65 to 256 rows has fewer tiles than multiprocessors.
 
-    The library's own split K ends with a kernel for the sum, which the norm that follows computes anyway.
+    The library's own split K ends with a kernel for the sum, which the next norm computes anyway.
     """
 
     name = "halves"
@@ -208,7 +208,7 @@ class Bits12(_PlainKernel):
 
     @staticmethod
     def max_rows(weight: torch.Tensor) -> int:
-        """Return the largest number of rows for which 12 bits are faster than 16."""
+        """Return the largest number of rows for which 12-bit weights are faster than 16-bit ones."""
         if weight.device.type != "cuda":
             return 32
         return FEW_ROWS if 0 < memory_rate(weight.device) < SLOW_MEMORY and weight.numel() >= _LARGE else 32
@@ -228,7 +228,7 @@ class Bits12(_PlainKernel):
 
 
 class OneOrder(_PlainKernel):
-    """Every output summed in one order for every number of rows: its kernels for few rows and for many agree in it."""
+    """Matmuls that sum every output in one order for every number of rows, by kernels for few and for many rows."""
 
     name = "one_order"
     probes = (16, 32, FEW_ROWS, 96, 128, 160, 192, 256, 300, 640)
@@ -266,7 +266,7 @@ class OneOrder(_PlainKernel):
 
 
 class Bits12OneOrder(_PlainKernel):
-    """The sums of `OneOrder` for up to 32 rows, to the bit, from a weight in 12 bits."""
+    """Matmuls of up to 32 rows with a 12-bit weight, equal to `OneOrder` to the bit."""
 
     name = "bits12_one_order"
     reads = Bits12Weight
@@ -300,13 +300,13 @@ class Bits12OneOrder(_PlainKernel):
 
 
 def _has_few_outputs(weight: torch.Tensor) -> bool:
-    """Return True if programs of 64 outputs and all inputs would leave half of the multiprocessors without work."""
+    """Return True if programs of 64 outputs and all inputs would leave half of the multiprocessors idle."""
     return 2 * -(-weight.shape[0] // 64) <= card_of(weight.device).num_sms
 
 
 MEASURED: tuple[LinearKernel, ...] = (Bits12(), TiledGate(), PrefillGate(), Gemv(), Halves(), Prefetch(), Skinny())
-"""The first kernel that has the number of rows and takes the weight is used; torch's library multiplies all other rows.
+"""Kernels in order of precedence: the first that supports weight and number of rows is used, else torch's library.
 Measured on an H200 with bfloat16 weights of Llama 8B; bench/notes/gpu.md has the figures."""
 
 STRICT: tuple[LinearKernel, ...] = (OneOrder(), Bits12OneOrder())
-"""Kernels of strict mode: the first has all rows, each other one must give its bits, and then comes before it."""
+"""Kernels of strict mode: the first has all numbers of rows; a later one precedes it if it yields equal bits."""

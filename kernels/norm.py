@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm in their various arithmetics, read from a model's module."""
+"""RMSNorm and LayerNorm in their rounding variants, recognised from a model's module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 _EPS = ("variance_epsilon", "eps")
 _PROBED = (0.2, 1.0, 5.0)
 _SAME = 5e-2
-"""Relative error up to which a module may be one of the norms here; fusing it asks for more."""
+"""Relative error up to which a module may be a supported norm; fusion requires a smaller one."""
 
 
 class Norm(NamedTuple):
@@ -30,9 +30,9 @@ class Norm(NamedTuple):
 
     @classmethod
     def of(cls, module: object) -> Norm | None:
-        """The norm that `module` computes: the one that is closest on random input. None if it is none.
+        """Return the norm that is closest to `module` on random input; None if none is close.
 
-        Weights are detached: whoever takes their address keeps them alive, even after the parameter was replaced.
+        Weights are detached: code that uses their address keeps them alive, even if the parameter is replaced.
         """
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         eps = next((getattr(module, name) for name in _EPS if hasattr(module, name)), None)
@@ -46,14 +46,14 @@ class Norm(NamedTuple):
             with torch.no_grad():
                 expected = module(x)
                 found = [(norm.error(x, expected), norm) for norm in cls._forms(weight.detach(), bias, float(eps))]
-        except Exception:  # it takes other arguments, or gives something else
+        except Exception:  # its arguments or outputs differ
             return None
         error, norm = min(found, key=lambda pair: pair[0])
         return norm if error < _SAME else None
 
     @classmethod
     def _forms(cls, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Iterator[Norm]:
-        """All norms of this weight, those first that are preferred where they are equal."""
+        """Yield all norms of this weight, in order of preference among equal ones."""
         if bias is None:
             yield cls(weight, eps)
             yield cls(weight, eps, rounded=False)
@@ -64,15 +64,15 @@ class Norm(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an RMSNorm in the arithmetic of Llama."""
+        """Return True for an RMSNorm with Llama's rounding."""
         return self.rounded and self.bias is None and not self.centered
 
     def error(self, x: torch.Tensor, expected: torch.Tensor) -> float:
-        """How far `expected` is from x after this norm, in the Euclidean norm, relative to it."""
+        """Return the relative error (Euclidean norm) between `expected` and this norm of x."""
         return float((self(x).float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The definition: x [..., n] -> [..., n], dtype of x."""
+        """Apply the norm by its definition: x [..., n] -> [..., n], dtype of x."""
         value = x.float()
         if self.centered:
             value = value - value.mean(-1, keepdim=True)
@@ -82,7 +82,7 @@ class Norm(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """How a layer's attention or MLP is added to the residual stream: residual += factor * post(output).
+    """The addition of an attention or MLP to the residual stream: residual += factor * post(output).
 
     post  an RMSNorm of the output (sandwich norms)
     """

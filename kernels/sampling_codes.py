@@ -1,7 +1,7 @@
-"""Codes that stand in place of a token where none could be drawn."""
+"""Codes in place of a token where none could be sampled."""
 
 NOT_FINITE = -1
-"""A logit is NaN, or the largest is infinite."""
+"""Code of a row with a NaN logit, or an infinite maximum."""
 
 NOTHING_ALLOWED = -2
-"""All logits are -inf."""
+"""Code of a row whose logits are all -inf."""

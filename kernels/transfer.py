@@ -1,4 +1,4 @@
-"""Small arrays on their way to a device and back, without anyone waiting for the device."""
+"""Copies of small arrays to a device and back that do not block on the device."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 
 def send(array: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Put a CPU array on `device`, behind all that was launched there before; the array may be changed at once."""
+    """Copy a CPU array to `device`, after all earlier launches; the array may be changed immediately."""
     tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
     if device.type != "cuda":
         return tensor.to(device)
-    # torch gives the pinned copy to nobody else before the device has read it
+    # torch does not reuse the pinned copy before the device has read it
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     if isinstance(array, np.ndarray):
-        np.copyto(pinned.numpy(), array)  # torch would have all its threads copy a large one, and spin until the next
+        np.copyto(pinned.numpy(), array)  # torch's copy of a large array would use all threads, which then spin
     else:
         pinned.copy_(tensor)
     return pinned.to(device, non_blocking=True)
 
 
 class Outgoing:
-    """An array that is filled here and read by a device, without a copy in between.
+    """An array that the host fills and a device reads, without an intermediate copy.
 
-    array  of `shape`, with anything in it at first
+    array  of `shape`, uninitialised
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: type[np.generic], device: torch.device) -> None:
@@ -36,23 +36,23 @@ class Outgoing:
         self.array: np.ndarray[Any, Any] = self._tensor.numpy()
 
     def send(self, num: int) -> torch.Tensor:
-        """The first `num` along the first dimension, on the device; the array may not be changed afterwards."""
+        """Return the first `num` along the first dimension on the device; the array may not be changed afterwards."""
         return self._tensor[:num].to(self._device, non_blocking=True)
 
 
 @functools.cache
 def copying_stream(device: torch.device, direction: str) -> torch.cuda.Stream:
-    """A stream for copies in one direction, "in" or "out": kernels beside them need not wait, which takes 10 us."""
+    """Return a stream for copies in one direction, "in" or "out": kernels need not wait 10 us for a copy."""
     stream: torch.cuda.Stream = torch.cuda.Stream(device)
     return stream
 
 
 class Arriving:
-    """A tensor on its way to the CPU, beside what is launched later."""
+    """A tensor that is copied to the CPU concurrently with later launches."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        self._host = self._source = tensor  # which stays until it was copied
+        self._host = self._source = tensor  # kept alive until it is copied
         if tensor.device.type == "cuda":
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             stream = copying_stream(tensor.device, "out")
@@ -62,7 +62,7 @@ class Arriving:
             self._event = stream.record_event()
 
     def wait(self) -> torch.Tensor:
-        """Wait until it is here. Raises what the device ran into meanwhile."""
+        """Wait for the copy. Errors of the device in the meantime are raised."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

@@ -27,7 +27,7 @@ class Weight(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the values that `dense` returns, and of the rows that the weight multiplies."""
+        """Return the dtype of the values of `dense`, and of the rows that the weight multiplies."""
         ...
 
     @property
@@ -35,12 +35,12 @@ class Weight(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory: codes, scales and lists included."""
+        """Return the bytes of memory: codes, scales and lists included."""
         ...
 
     @property
     def fallback(self) -> Weight | None:
-        """A form of this weight that more kernels multiply; None if it would take more memory, or there is none."""
+        """Return a form of this weight that more kernels support; None without one, or if it takes more memory."""
         ...
 
     def dense(self, rows: slice = ALL) -> torch.Tensor:
@@ -147,7 +147,7 @@ def put_weight(module: nn.Module, weight: Weight | None) -> None:
 
 
 _HELD_AS = "held_as"
-"""The attribute of a module whose weight has another form beside its tensor."""
+"""Name of the attribute of a module whose weight has another form beside its tensor."""
 
 
 def hold_as(module: nn.Module, form: type[PlainWeight] | None) -> None:

@@ -143,24 +143,24 @@ class WirePlan:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a row, new ones included."""
+        """Return the most tokens of a row, new ones included."""
         return int((self.past + self.num_new).max())
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """The index after each row's last new token. int64 [num_rows]"""
+        """Return the index after each row's last new token. int64 [num_rows]"""
         return np.cumsum(self.num_new)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows one by one, for code that visits each of them."""
+        """Return the rows one by one, for code that visits each of them."""
         extents, offsets = list(zip(*self.extents.T.tolist(), strict=True)), self.extent_ptr.tolist()
         of_rows = [extents[first:last] for first, last in zip(offsets, offsets[1:], strict=False)]
         return list(map(Row, (self.ends - self.num_new).tolist(), self.num_new.tolist(), self.past.tolist(), of_rows))
 
     @cached_property
     def shared(self) -> list[SharedPrefix]:
-        """The shared prefixes one by one."""
+        """Return the shared prefixes one by one."""
         rows, offsets = self.prefix_rows.tolist(), self.prefix_ptr.tolist()
         return [
             SharedPrefix(length, tuple(rows[first:last]))

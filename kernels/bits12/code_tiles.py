@@ -1,7 +1,7 @@
-"""Tiles of a weight in 12 bits inside the kernels that multiply by it: how they are read, unpacked and summed.
+"""Tiles of a 12-bit weight inside the matmul kernels: load, unpack and accumulate.
 
-matmul.py and experts.py are made of these. Four groups of warps share a program: one reads codes, two multiply, each
-every second step, and one adds the listed weights, whose inputs it reads one by one.
+matmul.py and experts.py are built from these. Four groups of warps share a program: one reads codes, two multiply
+alternate steps, and one adds the listed weights, whose inputs it reads one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from graftlm.kernels.bits12.weight_codec import LINES
 from graftlm.kernels.hopper.tiles import barrier, gated, halves, load
 
-# Eight weights: bytes of two pairs in $4, of two in $5, and the upper bits of all in $6, each pair's four bits further.
+# Eight weights: bytes of two pairs in $4, of two in $5, upper bits of all in $6, four bits further for each pair.
 _EIGHT = gl.constexpr("""{
 .reg .b32 upper;
 lop3.b32 upper, $6, 0x87008700, 0x40004000, 0xEA;
@@ -41,7 +41,7 @@ _LINES = gl.constexpr(LINES)
 
 @gluon.jit
 def factor(bytes_of, rest, layout: gl.constexpr):
-    """The weights of a box [64, 64], bytes_of [32, 32] and rest [16, 32] in shared memory, as a first factor."""
+    """Return a box [64, 64] of weights as a first factor, from bytes_of [32, 32] and rest [16, 32] in shared memory."""
     words: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     a, b, c, d = gl.inline_asm_elementwise(
         _EIGHT,
@@ -59,7 +59,7 @@ def factor(bytes_of, rest, layout: gl.constexpr):
 
 @gluon.jit
 def read_codes(codes, shared, s, tile, pred):
-    """Into stage `s`, three boxes of 32 lines: the bytes of either half of a tile, and the rest of both."""
+    """Load three boxes of 32 lines into stage `s`: the bytes of either half of a tile, and the rest of both."""
     _, ws, ready, _ = shared
     for part in gl.static_range(3):
         load(codes, [tile * _LINES + part * 32, 0], ready.index(s), ws.index(s * 3 + part), pred=pred)
@@ -67,9 +67,9 @@ def read_codes(codes, shared, s, tile, pred):
 
 @gluon.jit
 def allocate(x_tiles, codes, ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):
-    """The program's shared memory: (tiles of x, of codes, stages read, stages free), sums, barriers of the sums.
+    """Allocate shared memory: (tiles of x, of codes, stages read, stages free), sums, barriers of the sums.
 
-    Sums and their barriers come twice: from the other group that multiplies, and from the listed weights.
+    Sums and their barriers exist twice: for the second matmul group, and for the listed weights.
     """
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     xs = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * 2, ROWS, K], x_tiles.layout)
@@ -92,7 +92,7 @@ def allocate(x_tiles, codes, ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.con
 
 @gluon.jit
 def block_sums(shared, at, steps, GROUP: gl.constexpr):
-    """A block's 64 outputs over every second of `steps` stages, which begin at number `at`. -> float32 [64, rows]"""
+    """Return a block's 64 outputs over every second of `steps` stages from number `at` on. -> float32 [64, rows]"""
     xs, ws, ready, free = shared
     STAGES: gl.constexpr = ready.shape[0]
     ROWS: gl.constexpr = xs.shape[1]
@@ -112,7 +112,7 @@ def block_sums(shared, at, steps, GROUP: gl.constexpr):
 
 @gluon.jit
 def hand_over(sums, to, handed, turn):
-    """Write sums to shared memory once those of the turn before are taken."""
+    """Write sums to shared memory once the sums of the previous turn are read."""
     mbarrier.wait(handed.index(1), turn ^ 1)
     to.store(sums)
     barrier()
@@ -121,7 +121,7 @@ def hand_over(sums, to, handed, turn):
 
 @gluon.jit
 def take_over(sums, given, handed, turn):
-    """sums and those that another group of warps has handed over in this turn."""
+    """Return `sums` plus the sums that another group of warps has written in this turn."""
     mbarrier.wait(handed.index(0), turn)
     sums += given.load(sums.type.layout)
     barrier()
@@ -131,20 +131,20 @@ def take_over(sums, given, handed, turn):
 
 @gluon.jit
 def listed_range(starts, block, output, ok):
-    """Where the listed weights of the outputs of a block begin and end."""
+    """Return the offsets [first, end) of the listed weights of a block's outputs."""
     at = starts + block * 64 + output
     return gl.load(at, mask=ok, other=0), gl.load(at + 1, mask=ok, other=0)
 
 
 @gluon.jit
 def one_of_each(inputs, values, at, end):
-    """The next listed weight of each output, for input -1 where there is none."""
+    """Return the next listed weight of each output; its input is -1 where there is none."""
     return gl.load(inputs + at, mask=at < end, other=-1), gl.load(values + at, mask=at < end, other=0.0)
 
 
 @gluon.jit
 def store_rows(found, out, first_row, num_rows, first, n):
-    """found [outputs, rows] into out [:, n], of whose outputs these begin at `first`."""
+    """Store found [outputs, rows] to out [:, n] from output `first` on."""
     layout: gl.constexpr = found.type.layout
     i = first + gl.arange(0, found.shape[0], layout=gl.SliceLayout(1, layout))
     row = gl.arange(0, found.shape[1], layout=gl.SliceLayout(0, layout))
@@ -157,9 +157,9 @@ def store_block(
     sums, bias, out, first_row, num_rows, block, n,
     BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """The sums [64, rows] of a block of outputs into out [:, n]: gated, eight beside eight, or with their bias."""
+    """Store the sums [64, rows] of a block to out [:, n]: gated (eight gates, eight ups, ...), or with their bias."""
     if GATE:
-        store_rows(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)  # of one part
+        store_rows(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)  # a single part
     else:
         i = block * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, sums.type.layout))
         if BIAS:
@@ -169,5 +169,5 @@ def store_block(
 
 @functools.cache
 def codes_layout() -> gl.NVMMASharedLayout:
-    """How 32 lines of codes lie in shared memory: threads that read side by side find different banks."""
+    """Return the layout of 32 lines of codes in shared memory: neighbouring threads read different banks."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)

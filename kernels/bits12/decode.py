@@ -1,9 +1,9 @@
 """Decode attention over keys and values in 12 bits a number (bits12/kv_codec.py).
 
 As in gpu/attention/decode.py, a program has a row, a KV head and a part of the row's tokens; the last part to end joins
-them. Here a program is one warp, whose threads copy what they will read into shared memory some blocks ahead, and turn
-codes into the matrix units' first factor in their own registers: keys by tokens, values by dimensions. So queries are
-padded to 8 columns, and nothing but probabilities moves between threads. This is in Gluon, the level below Triton.
+all parts. Here a program is one warp, whose threads copy their own operands into shared memory some blocks ahead, and
+unpack codes to the matrix units' first factor in their registers: keys by tokens, values by dimensions. Queries are
+padded to 8 columns, and only probabilities move between threads. The kernel is in Gluon, the level below Triton.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from graftlm.kernels.hopper.tiles import barrier
 copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 MAX_GROUP = 8
-"""Most query heads of a KV head: they are the columns of a product."""
+"""The largest number of query heads of a KV head: they are the columns of a matmul."""
 
-# What codes are is the number times 2^(15 - exponent). Queries and probabilities are multiplied by further powers of
-# two, so that no product is too small for float32.
+# A code is the number times 2^(15 - exponent). Queries and probabilities are multiplied by further powers of two, so
+# that no product underflows float32.
 _KEY_BIAS = gl.constexpr(16)
 _KEY_FACTOR = gl.constexpr(2.0**96)
 _VALUE_BIAS = gl.constexpr(24)
@@ -39,22 +39,22 @@ _PARTS = gl.constexpr(PARTS)
 
 
 def tokens_of(dim: int) -> int:
-    """Tokens of a block, a multiple of 16, which is the depth of a product: so many that they are worth a softmax."""
+    """Return the tokens of a block: a multiple of 16, the depth of a matmul, and enough to amortise a softmax."""
     return 32 if dim < 128 else 16
 
 
 @gluon.jit
 def _scale(exponent, bias: gl.constexpr):
-    """2^(exponent - 127 + bias) in float32; infinite where that is too large, NaN for 255, that of no number.
+    """Return 2^(exponent - 127 + bias) in float32; infinite on overflow, NaN for the exponent 255.
 
-    An infinite score may be a negative one, whose token would not count.
+    An infinite score may be negative, and its token would have no weight.
     """
     return (gl.minimum(exponent + bias, 255) << 23 | (exponent + 1) >> 8).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
 def _slots(slots, first, last, T: gl.constexpr, layout: gl.constexpr, WIDE: gl.constexpr):
-    """The slots of the block's T tokens, the last one's beyond the end."""
+    """Return the slots of the block's T tokens; the last token's slot beyond the end."""
     n = gl.minimum(first + gl.arange(0, T, layout=layout), last - 1)
     slot = gl.load(slots + gl.maximum(n, 0))
     return slot.to(gl.int64) if WIDE else slot
@@ -62,7 +62,7 @@ def _slots(slots, first, last, T: gl.constexpr, layout: gl.constexpr, WIDE: gl.c
 
 @gluon.jit
 def _early_slots(slots, first, last, T, layout, STAGES, WIDE):
-    """The slots of the tokens of the first `STAGES` blocks."""
+    """Return the slots of the tokens of the first `STAGES` blocks."""
     found = ()
     for block in gl.static_range(STAGES):
         found += (_slots(slots, first + block * T, last, T, layout, WIDE),)
@@ -71,7 +71,7 @@ def _early_slots(slots, first, last, T, layout, STAGES, WIDE):
 
 @gluon.jit
 def _copy_block(records, shared, stage, slot, slot_words, there):
-    """Ask for the words of a block, if it is `there`, to lie in the shared memory of `stage`."""
+    """Start to copy the words of a block into the shared memory of `stage`, if it is `there`."""
     if there:
         k_low, k_high, v_low, v_high = shared
         LOW: gl.constexpr = k_low.shape[2]
@@ -116,7 +116,7 @@ def _decode(
     if WINDOW:
         start = gl.maximum(start, length - window)
     per_split = gl.maximum(gl.cdiv(gl.cdiv(length - start, gl.load(counts + b)), T), 1) * T
-    used = gl.maximum(gl.cdiv(length - start, per_split), 1)  # parts that have tokens; one at least
+    used = gl.maximum(gl.cdiv(length - start, per_split), 1)  # parts that have tokens; at least one
     first = start + s * per_split
     last = gl.minimum(first + per_split, length)
     early = _early_slots(slots, first, last, T, one_each, STAGES, WIDE)
@@ -137,7 +137,7 @@ def _decode(
         slot = early[STAGES - 1]
         exponent = gl.load(exponents + e_slots)
         e_slots = _slots(slots, first + T, last, T, tokens, False)
-        # inputs of a product in the order in which threads find those of the keys
+        # inputs of a matmul in the order of the keys in the threads
         dim = dims_of_keys(D, gl.SliceLayout(1, other))
         g = gl.arange(0, 8, layout=gl.SliceLayout(0, other))
         queries = gl.load(
@@ -187,7 +187,7 @@ def _decode(
         head = h * GROUP + g
         alone = True
         if SPLIT:
-            low = gl.where(covered > 0, 0, num_prefix)  # only the rows that share a prefix have such parts
+            low = gl.where(covered > 0, 0, num_prefix)  # only rows that share a prefix have prefix parts
             alone = (used == 1) & (low == num_prefix)
         if alone:
             if SINKS:
@@ -210,7 +210,7 @@ def _decode(
             gl.store(part_out + (part * D)[None, :] + e[:, None], acc / safe[None, :], mask=g_ok[None, :])
             gl.store(part_lse + part, gl.where(has, m + gl.log2(safe), -1e30), mask=g_ok)
             counter = counters + b * gl.num_programs(0) + h
-            barrier()  # all of this program's part is written before it counts as done
+            barrier()  # the whole part is written before it counts as done
             if gl.atomic_add(counter, 1) == used - 1:
                 barrier()
                 gl.store(counter, 0)
@@ -225,7 +225,7 @@ def _join(
     part_out, part_lse, sinks, out, out_head, first_head, kv_first, low, end, num_parts,
     GROUP: gl.constexpr, D: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
-    """Weigh parts [low, end) of the heads of one KV head by their log-sum-exp."""
+    """Merge parts [low, end) of the heads of one KV head by their log-sum-exp."""
     HEADS: gl.constexpr = triton.next_power_of_2(GROUP)
     PARTS: gl.constexpr = 16 // HEADS if D <= 128 else 8 // HEADS
     parts_of: gl.constexpr = gl.BlockedLayout([HEADS, PARTS, D // 32], [1, 1, 32], [1, 1, 1], [2, 1, 0])
@@ -239,11 +239,11 @@ def _join(
     high = gl.full([HEADS], -1e30, gl.float32, heads)
     total = gl.zeros([HEADS], gl.float32, heads)
     acc = gl.zeros([HEADS, D], gl.float32, gl.SliceLayout(1, parts_of))
-    of_acc: gl.constexpr = gl.SliceLayout(1, acc.type.layout)  # what is one for each head, as acc has heads
+    of_acc: gl.constexpr = gl.SliceLayout(1, acc.type.layout)  # one value for each head, in the layout of acc
     for p in range(low, end, PARTS):
         ok = g_ok[:, None] & (p + s < end)[None, :]
         part = rows + (p + s)[None, :]
-        # from the second-level cache: other multiprocessors wrote them during this launch
+        # from the second-level cache: other multiprocessors wrote the parts during this launch
         lse = gl.load(part_lse + part, mask=ok, other=-1e30, cache_modifier=".cg")
         values = gl.load(
             part_out + (part * D)[:, :, None] + e[None, None, :],
@@ -254,7 +254,7 @@ def _join(
         new_high = gl.maximum(high, gl.max(lse, 1))
         weight = gl.where(lse > -1e29, gl.exp2(lse - new_high[:, None]), 0.0)
         shrink = gl.exp2(high - new_high)
-        values = gl.where(weight[:, :, None] > 0, values, 0.0)  # a part without tokens may hold anything
+        values = gl.where(weight[:, :, None] > 0, values, 0.0)  # a part without tokens is uninitialised
         acc = acc * gl.convert_layout(shrink, of_acc)[:, None] + gl.sum(values * weight[:, :, None], 1)
         total = total * shrink + gl.sum(weight, 1)
         high = new_high
@@ -275,12 +275,12 @@ def _join(
 
 
 def num_registers(head_dim: int) -> int:
-    """Registers of a thread: nothing spills, and nine programs of large heads run at once, sixteen of others."""
+    """Return the registers of a thread: no spills, nine concurrent programs of large heads, sixteen of small ones."""
     return 128 if head_dim <= 128 else 224
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_sms: int, head_dim: int = 128) -> int:
-    """Parts to cut rows of one length into, by how many programs there are for each multiprocessor."""
+    """Return the number of parts of rows of one length, by the programs for each multiprocessor."""
     splits, programs, few = 1, num_rows * num_kv_heads / num_sms, 2.75 if head_dim <= 128 else 2.25
     while (programs < 2 * few and splits < 4) or (programs < few and splits < 16):
         splits, programs = 2 * splits, 2 * programs
@@ -288,7 +288,7 @@ def num_splits(num_rows: int, num_kv_heads: int, num_sms: int, head_dim: int = 1
 
 
 def num_stages(num_programs: float, head_dim: int = 128) -> int:
-    """Blocks in shared memory: as many as let all programs of a multiprocessor run at once, if any number does."""
+    """Return the blocks in shared memory: the most with which all programs of a multiprocessor run concurrently."""
     if head_dim > 128:
         return 4 if num_programs <= 4 else 3 if num_programs <= 6 else 2
     return 8 if num_programs <= 4 else 4 if num_programs <= 9 else 2
@@ -312,8 +312,8 @@ def compact_decode_attention(
     q          bfloat16 [num_rows, num_heads, head_dim], last dimension dense, at most 8 heads for each KV head
     records    int32 [num_slots, num_kv_heads, 2 * words], last dimension dense: words of K, then of V (kv_codec.py)
     exponents  uint8 [num_kv_heads, num_slots, 2]
-    num_prefix parts of each row that a kernel before has written to `workspace`, for tokens before `step.starts`
-    stages     blocks in shared memory; None for what suits the number of programs
+    num_prefix parts of each row that an earlier kernel has written to `workspace`, for tokens before `step.starts`
+    stages     blocks in shared memory; None chooses by the number of programs
     -> bfloat16 [num_rows, num_heads, head_dim], written to `out` if given
     """
     num_rows, num_heads, head_dim = q.shape

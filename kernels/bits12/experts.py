@@ -1,8 +1,8 @@
-"""Grouped matrix products of a mixture of experts with weights in 12 bits, on Hopper, for few tokens per expert.
+"""Grouped matmuls of a mixture of experts with 12-bit weights, on Hopper, for few tokens per expert.
 
-It works as bits12/matmul.py does: one warp reads codes, two groups multiply in turn, one adds the listed weights.
+As in bits12/matmul.py, one warp reads codes, two groups multiply in turn, one adds the listed weights.
 An item is a block of up to 16 or 32 pairs of token and expert (gpu/mixture/expert_blocks.py), and 64 outputs of the
-expert. Tokens are laid out by block first, so that the copy engine can read them.
+expert. Tokens are gathered by block first, so that the copy engine can read them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, gated, load, tiled
 
 DENSITY = 13
-"""Tokens per expert, on average, up to which a block has 16 pairs; with more tokens it has 32."""
+"""Average tokens per expert up to which a block has 16 pairs; with more tokens it has 32."""
 
 _STAGES = {16: 10, 32: 8}
-"""Stages of the pipeline: as many as fit in shared memory, and an even number, so that a stage belongs to one group."""
+"""Stages of the pipeline by pairs of a block: as many as fit in shared memory, even, so that a stage has one group."""
 
 _REGISTERS = 96
 _SENTINEL = gl.constexpr(SENTINEL)
@@ -46,7 +46,7 @@ _INPUTS = gl.constexpr(INPUTS)
 
 @gluon.jit
 def _expert(column, item, blocks_of, num_items):
-    """What a column of the table of blocks says of an item; of an item behind the last one 0."""
+    """Return an item's entry in a column of the table of blocks; 0 for an item beyond the last."""
     return gl.load(column + item // blocks_of, mask=item < num_items, other=0)
 
 
@@ -81,7 +81,7 @@ def _read(x, codes, shared, table, sizes, PDL: gl.constexpr):
 
 @gluon.jit
 def _four_of_each(inputs, values, at, end):
-    """The next four listed weights of each output, so that the inputs of all of them are read at once."""
+    """Return the next four listed weights of each output, whose inputs are then read concurrently."""
     a, u = one_of_each(inputs, values, at, end)
     b, v = one_of_each(inputs, values, at + 1, end)
     c, w = one_of_each(inputs, values, at + 2, end)
@@ -119,7 +119,7 @@ def _add_listed(x, given, handed, lists, table, sizes, PDL: gl.constexpr):
         there = (row < gl.load(block_end + group) - gl.load(block_start + group))[None, :]
         rows = ((group * ROWS + row) * k)[None, :]
         sums = gl.zeros([64, ROWS], gl.float32, layout)
-        # read here: Triton 3.6 does not carry the bound of an inner loop from one turn of the outer one to the next
+        # read here: Triton 3.6 does not carry the bound of an inner loop between iterations of the outer one
         for _ in range((gl.load(most + block) + AT_ONCE - 1) // AT_ONCE):
             if AT_ONCE == 4:
                 first_x, second_x = _input_of(x, rows, a, there), _input_of(x, rows, b, there)
@@ -140,7 +140,7 @@ def _add_listed(x, given, handed, lists, table, sizes, PDL: gl.constexpr):
 
 @gluon.jit
 def _scatter(found, out, pair, scale, ok, first, n, top_k, out_rank):
-    """found [outputs, pairs] times the pairs' scales into out[rank, token, n] of each pair that is `ok`."""
+    """Store found [outputs, pairs] times the pairs' scales to out[rank, token, n] of each pair that is `ok`."""
     layout: gl.constexpr = found.type.layout
     i = first + gl.arange(0, found.shape[0], layout=gl.SliceLayout(1, layout))
     found = found.to(gl.bfloat16).to(gl.float32) * scale[None, :]
@@ -152,7 +152,7 @@ def _scatter(found, out, pair, scale, ok, first, n, top_k, out_rank):
 def _multiply(
     shared, given, handed, factors, table, out, sizes, GROUP: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr
 ):
-    """Every second step of each of the program's items; the first group stores their sum."""
+    """Compute every second step of each of the program's items; the first group stores the sum of both groups."""
     from_other, from_lists = given
     by_other, by_lists = handed
     ROWS: gl.constexpr = shared[0].shape[1]
@@ -165,7 +165,7 @@ def _multiply(
     at, turn, num_programs = 0, 0, gl.num_programs(0)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
     first = gl.program_id(0)
-    # what an item needs of the table is read while the one before is multiplied
+    # an item's table entries are read during the matmul of the previous item
     expert = _expert(block_expert, first, blocks_of, num_items)
     start, end = _expert(block_start, first, blocks_of, num_items), _expert(block_end, first, blocks_of, num_items)
     pair = gl.load(pairs + start + row, mask=row < end - start, other=0)
@@ -223,7 +223,7 @@ def _compact_experts(
 
 
 def compact_experts(weight: torch.Tensor, *, gates: bool) -> CompactWeight | None:
-    """The compact form of the weights of all experts [num_experts, n, k], one under the other; None if there is none.
+    """Encode the weights of all experts [num_experts, n, k] as one weight of concatenated outputs; None if it fails.
 
     gates  the first n / 2 outputs of each are gates, n in 64s
     """
@@ -243,7 +243,7 @@ def _launch(
     routing: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """x [max_blocks * pairs, k] laid out by blocks; out likewise [max_blocks * pairs, n], or [top_k, num_tokens, n]."""
+    """Launch with x [max_blocks * pairs, k], gathered; out [max_blocks * pairs, n] or [top_k, num_tokens, n]."""
     k, gate = x.shape[1], out.dim() == 2
     blocks_of = weight.num_outputs // num_experts // OUTPUTS
     num_items = len(blocks.block_expert) * blocks_of

@@ -1,10 +1,10 @@
 """Keys and values in 12 bits a number: the format and its definition.
 
-A vector of 64, 128 or 256 bfloat16 numbers keeps the exponent of its largest number once. Each number keeps its sign,
-its mantissa and, in four bits, how far its exponent lies below that one. Down to 2^-14 of the largest power of two a
-number is kept as it is; a smaller one becomes the nearest multiple of 2^-21 of it, which is what summing in another
-order may change. So attention reads three quarters of the bytes, and as much memory holds a third more tokens.
-Numbers below 2^-126 become 0.
+A vector of 64, 128 or 256 bfloat16 numbers stores the exponent of its largest number once. Each number stores its sign,
+its mantissa and, in four bits, the distance of its exponent from the largest. Down to 2^-14 of the largest power of two
+numbers are exact; a smaller number becomes the nearest multiple of 2^-21 of that power, a change of the size that
+another order of summation makes. Attention reads three quarters of the bytes, and the same memory holds a third more
+tokens. Numbers below 2^-126 become 0.
 
 As bits, with `field` = exponent - largest exponent + 15, at least 0, then seven bits of mantissa, a vector of 2 h
 numbers is 3 h / 4 words:
@@ -20,19 +20,19 @@ from __future__ import annotations
 import torch
 
 DIMS = (64, 128, 256)
-"""How many numbers a vector may have."""
+"""Supported numbers of dimensions of a vector."""
 
 SIZES = f"{', '.join(map(str, DIMS[:-1]))} or {DIMS[-1]}"
-"""The same in words."""
+"""`DIMS` as text for error messages."""
 
 
 def words_of(dim: int) -> int:
-    """int32 words of a vector of so many numbers."""
+    """Return the int32 words of a vector of `dim` numbers."""
     return dim * 3 // 8
 
 
 def bytes_of(dim: int) -> int:
-    """Bytes of such a vector with its exponent."""
+    """Return the bytes of a vector of `dim` numbers with its exponent."""
     return 4 * words_of(dim) + 1
 
 
@@ -46,21 +46,21 @@ prmt.b32 $1, $4, first, 0x7362;
 prmt.b32 $2, $5, second, 0x5140;
 prmt.b32 $3, $5, second, 0x7362;
 """
-"""PTX that makes eight numbers of a word of low bytes of either half, $4 and $5, and the word of their upper bits, $6.
+"""PTX that unpacks eight numbers from a word of low bytes of either half, $4 and $5, and their word of upper bits, $6.
 
-The first half's are in $0 and $1, the second's in $2 and $3: as bfloat16, what is kept times 2^(15 - exponent).
+The first half's are in $0 and $1, the second's in $2 and $3: bfloat16, the stored numbers times 2^(15 - exponent).
 """
 
 _UPPER = 0x87878787
 
 
 def _low_word(dim: int) -> list[int]:
-    """Where the low bytes of dimensions [4 w, 4 w + 4) of either half lie."""
+    """Return the words of the low bytes of dimensions [4 w, 4 w + 4) of either half."""
     return [(w >> 1) * 4 + half * 2 + (w & 1) for half in (0, 1) for w in range(dim // 8)]
 
 
 def pack(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x bfloat16 [..., dim] -> words int32 [..., words_of(dim)], exponents uint8 [...]."""
+    """Pack x, bfloat16 [..., dim]. -> words int32 [..., words_of(dim)], exponents uint8 [...]"""
     dim = x.shape[-1]
     bits = x.view(torch.int16).int() & 0xFFFF
     exponent, mantissa = bits >> 7 & 0xFF, bits & 0x7F
@@ -80,7 +80,7 @@ def pack(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unpack(words: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """What `pack` keeps: words int32 [..., words_of(dim)], exponents uint8 [...] -> float32 [..., dim]."""
+    """Unpack words int32 [..., words_of(dim)] and exponents uint8 [...] of `pack`. -> float32 [..., dim]"""
     dim = words.shape[-1] * 8 // 3
     unsigned = words.long() & 0xFFFFFFFF
     upper = unsigned[..., dim // 4 :]
@@ -94,13 +94,13 @@ def unpack(words: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
 
 
 def _words(given: torch.Tensor) -> torch.Tensor:
-    """Bytes [..., n] as unsigned words of four, int64 [..., n / 4]."""
+    """Join bytes [..., n] to unsigned words of four, int64 [..., n / 4]."""
     shifts = torch.arange(0, 32, 8, device=given.device)
     words: torch.Tensor = (given.long().unflatten(-1, (-1, 4)) << shifts).sum(-1)
     return words
 
 
 def _bytes(words: torch.Tensor) -> torch.Tensor:
-    """The other way round: [..., n] -> int64 [..., 4 n]."""
+    """Split words [..., n] into bytes, int64 [..., 4 n]: the inverse of `_words`."""
     shifts = torch.arange(0, 32, 8, device=words.device)
     return (words[..., None] >> shifts & 0xFF).flatten(-2)

@@ -1,4 +1,4 @@
-"""Factors for the matrix units, made by the threads that multiply them, of words in 12 bits a number (kv_codec.py).
+"""Factors for the matrix units, unpacked from 12-bit words (kv_codec.py) by the threads that multiply them.
 
 One warp has a block of T tokens in shared memory: low [T, D / 4], the words of low bytes of vectors of D numbers, and
 high [T, D / 8], those of upper bits. Only kernels in Gluon import this module.
@@ -17,16 +17,16 @@ _EIGHT = gl.constexpr(f"{{{EIGHT}}}")
 
 @gluon.constexpr_function
 def _key_words(tokens, words, first):
-    """Which thread reads which of a block's words [tokens, words]: what makes the keys that it multiplies.
+    """Return the layout of a block's words [tokens, words] in which each thread reads the words of its own keys.
 
-    first  by how many words the first threads of a token lie apart
+    first  distance in words of the first threads of a token
     """
     return _words(tokens, words, [[0, first], [0, 2 * first], [1, 0], [2, 0], [4, 0]])
 
 
 @gluon.constexpr_function
 def _value_words(tokens, words, apart):
-    """The same for values. apart  by how many words the threads of a token lie apart"""
+    """Return the layout of a block's words for values. apart  distance in words of the threads of a token"""
     return _words(tokens, words, [[2, 0], [4, 0], *([0, lane] for lane in apart)])
 
 
@@ -38,14 +38,14 @@ def _words(tokens, words, by_lane):
 
 @gluon.constexpr_function
 def copied(words):
-    """Which thread copies which words: 16 bytes each, up to 128 of a token side by side."""
+    """Return the layout of the copy to shared memory: 16 bytes a thread, up to 128 adjacent bytes of a token."""
     threads = min(words // 4, 8)
     return gl.BlockedLayout([1, 4], [32 // threads, threads], [1, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def shared_layout(words):
-    """How so many words of each token lie in shared memory, whose banks are 32 words."""
+    """Return the layout of `words` words of each token in shared memory, whose banks are 32 words."""
     if words >= 32:
         return gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     return gl.SwizzledSharedLayout(4, 32 // words, words // 4, [1, 0])
@@ -53,9 +53,9 @@ def shared_layout(words):
 
 @gluon.jit
 def _numbers(low, high):
-    """Words low [T, D / 4] and high [T, D / 8] of T vectors of D numbers -> bfloat16 [T, D / 8, 2, 2, 2].
+    """Unpack T vectors of D numbers, words low [T, D / 4] and high [T, D / 8]. -> bfloat16 [T, D / 8, 2, 2, 2]
 
-    A dimension is D / 2 * i4 + 4 * i1 + i2 + 2 * i3, by its indices i1 to i4.
+    A dimension is D / 2 * i4 + 4 * i1 + i2 + 2 * i3, with indices i1 to i4 of the result.
     """
     T: gl.constexpr = low.shape[0]
     W: gl.constexpr = high.shape[1]
@@ -75,7 +75,7 @@ def _numbers(low, high):
 
 @gluon.jit
 def keys_of(low, high):
-    """The first factor of a product with queries, bfloat16 [T, D]; `dims_of_keys` says which dimension is where."""
+    """Return the first factor of a matmul with queries, bfloat16 [T, D]; `dims_of_keys` has its dimensions."""
     T: gl.constexpr = low.shape[0]
     LOW: gl.constexpr = low.shape[1]
     HIGH: gl.constexpr = high.shape[1]
@@ -87,7 +87,7 @@ def keys_of(low, high):
 
 @gluon.jit
 def dims_of_keys(D: gl.constexpr, layout: gl.constexpr):
-    """The dimension of each column of `keys_of`, int32 [D]."""
+    """Return the dimension of each column of `keys_of`, int32 [D]."""
     i = gl.arange(0, D, layout=layout)
     dim = i >> 5 << 5 | (i >> 1 & 3) << 3
     if D >= 128:
@@ -97,7 +97,7 @@ def dims_of_keys(D: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def values_of(low, high):
-    """The first factor of a product with probabilities, bfloat16 [D, T]; see `dims_of_values`."""
+    """Return the first factor of a matmul with probabilities, bfloat16 [D, T]; `dims_of_values` has its dimensions."""
     T: gl.constexpr = low.shape[0]
     LOW: gl.constexpr = low.shape[1]
     HIGH: gl.constexpr = high.shape[1]
@@ -112,7 +112,7 @@ def values_of(low, high):
 
 @gluon.jit
 def dims_of_values(D: gl.constexpr, layout: gl.constexpr):
-    """The dimension of each row of `values_of`, int32 [D]."""
+    """Return the dimension of each row of `values_of`, int32 [D]."""
     i = gl.arange(0, D, layout=layout)
     dim = i >> 5 << 5 | (i & 7) << 2
     if D >= 128:

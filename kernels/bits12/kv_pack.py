@@ -1,4 +1,4 @@
-"""Keys and values put into 12 bits a number where they are computed; the format is that of bits12/kv_codec.py."""
+"""Keys and values packed to 12 bits a number in the kernels that compute them; bits12/kv_codec.py has the format."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def _bits(x):
-    """The bits of bfloat16 numbers as int32, sign-extended."""
+    """Return the bits of bfloat16 numbers as int32, sign-extended."""
     return x.to(tl.float32).to(tl.int32, bitcast=True) >> 16
 
 
 @triton.jit
 def _fields(bits, largest):
-    """What numbers keep below their sign: exponent less `largest` + 15, then seven bits of mantissa."""
+    """Return the fields of numbers below their sign: exponent - `largest` + 15, then seven bits of mantissa."""
     exponent, mantissa = bits >> 7 & 0xFF, bits & 0x7F
     below = largest - 14 - exponent
     shift = tl.minimum(tl.maximum(below, 1), 12)
@@ -25,17 +25,17 @@ def _fields(bits, largest):
 
 @triton.jit
 def _words(given):
-    """Bytes [n, h] as words of four, [n, h / 4]."""
+    """Join bytes [n, h] to words of four, [n, h / 4]."""
     shifts = (8 * tl.arange(0, 4))[None, None, :]
     return tl.sum(given.reshape([given.shape[0], given.shape[1] // 4, 4]) << shifts, 2)
 
 
 @triton.jit
 def pack(a, b):
-    """Pack n vectors, given as their two halves [n, h]: bfloat16, or float32 that bfloat16 holds.
+    """Pack n vectors, given as their two halves [n, h]: bfloat16, or float32 that bfloat16 represents exactly.
 
     -> the low bytes of either half, int32 [n, h / 4] each; the upper bits of both, int32 [n, h / 4]; the exponents,
-       int32 [n]. `store_packed` says where they belong.
+       int32 [n]. `store_packed` has their addresses.
     """
     a, b = _bits(a), _bits(b)
     largest = tl.max(tl.maximum(a >> 7 & 0xFF, b >> 7 & 0xFF), 1)
@@ -48,10 +48,10 @@ def pack(a, b):
 
 @triton.jit
 def store_packed(a, b, words, exponents, ok):
-    """Pack n vectors as `pack` takes them and write those that are `ok`, [n, 1].
+    """Pack n vectors as `pack` does and write the vectors that are `ok`, [n, 1].
 
-    words      where the words of each begin, pointers [n, 1]
-    exponents  where the exponent of each goes, pointers [n, 1]
+    words      pointers [n, 1] to the words of each
+    exponents  pointers [n, 1] to the exponent of each
     """
     low_a, low_b, upper, largest = pack(a, b)
     WORDS: tl.constexpr = a.shape[1] // 4

@@ -1,9 +1,9 @@
-"""Attention over cached tokens whose K and V are kept in 12 bits a number; see bits12/kv_codec.py.
+"""Attention over cached tokens whose K and V have 12 bits a number; see bits12/kv_codec.py.
 
-A number is made in registers: its sixteen bits, taken as bfloat16, are a number whose exponent counts from 0, perhaps a
-subnormal one, which one product with a power of two turns into what it stands for. That is left 2^-64 too small, so
-that the power is a bfloat16 for vectors of any exponent up to 2^79. Numbers from 2^-62 on are exact, smaller ones lose
-bits; vectors with numbers from 2^80 on come out too small.
+A number is unpacked in registers: its sixteen bits, as bfloat16, are a number whose exponent counts from 0, perhaps
+subnormal, and one multiplication by a power of two yields its value. The value is scaled by 2^-64, so that the power is
+a bfloat16 for vectors of any exponent up to 2^79. Numbers from 2^-62 on are exact, smaller ones lose bits; vectors with
+numbers from 2^80 on become too small.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from graftlm.kernels.bits12.kv_codec import EIGHT
 from graftlm.kernels.gpu.attention.online_softmax import attend_block
 
 SCALE = tl.constexpr(2.0**64)
-"""Scale of what `read_vectors` returns."""
+"""Scale of the values of `read_vectors`."""
 
 _EIGHT = tl.constexpr("{" + EIGHT + "".join(f"mul.rn.bf16x2 ${i}, ${i}, $7;" for i in range(4)) + "}")
-"""As EIGHT says, times the power of two $7 (twice in a word)."""
+"""EIGHT, times the power of two $7 (twice in a word)."""
 
 
 @triton.jit
 def power_of(exponent):
-    """The factors for numbers of vectors with these exponents, int32 [N]: two bfloat16 in an int32."""
+    """Return the factors for numbers of vectors with these exponents, int32 [N]: two bfloat16 in an int32."""
     return tl.minimum(exponent, 206) * 0x800080 + 0x18001800  # 2^(exponent - 15 - 64)
 
 
@@ -31,8 +31,8 @@ def power_of(exponent):
 def read_vectors(records, power, N: tl.constexpr, D: tl.constexpr, ASM: tl.constexpr):
     """Read N vectors of D numbers. records uint8 pointers [N], power int32 [N] of their exponents.
 
-    Returns: [N, D], 2^-64 of what is kept; bfloat16, float32 without ASM, which is for an interpreter. Whatever the
-    bytes are, the numbers are finite.
+    Returns: [N, D], 2^-64 of the stored numbers; bfloat16, or float32 without ASM, which is for an interpreter. The
+    numbers are finite for any bytes.
     """
     low = tl.load(records[:, None] + tl.arange(0, D)[None, :])
     first, second = tl.split(tl.permute(tl.reshape(low, [N, D // 16, 2, 8]), (0, 1, 3, 2)))
@@ -59,7 +59,7 @@ def read_vectors(records, power, N: tl.constexpr, D: tl.constexpr, ASM: tl.const
 
 @triton.jit
 def slots_of(slots, first, last, N: tl.constexpr):
-    """The slots of tokens [first, first + N) of the table, 0 from `last` on."""
+    """Return the slots of tokens [first, first + N) of the table, 0 from `last` on."""
     n = first + tl.arange(0, N)
     return tl.load(slots + n, mask=n < last, other=0)
 
@@ -70,14 +70,14 @@ def attend_records(
     N: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Let queries q [M, D] at `position` [M] see tokens [first, last) of the table, which begin with `slot` [N].
+    """Attend queries q [M, D] at `position` [M] to tokens [first, last) of the table, which begin with `slot` [N].
 
     k, v       uint8 pointers to the records of slot 0 of a head, k_slot and v_slot bytes apart
     exponents  int16 pointer to slot 0 of the head: K's in the lower byte, V's in the upper one
-    MASKED     last - first may be any number, not only a multiple of N; needed with WINDOW
-    acc, scale in units of SCALE: acc of 1 / SCALE, scale times SCALE
+    MASKED     last - first may be any number instead of a multiple of N; required with WINDOW
+    acc, scale acc in units of 1 / SCALE, scale multiplied by SCALE
 
-    Slots and exponents are read ahead. For m, total, acc and softcap see `attend_block`.
+    Slots and exponents are prefetched. `attend_block` describes m, total, acc and softcap.
     """
     exponent = tl.load(exponents + slot)
     later = slots_of(slots, first + N, last, N)

@@ -1,9 +1,9 @@
-"""The product of few rows with a weight in 12 bits (bits12/weight_codec.py) on Hopper.
+"""The matmul of few rows with a 12-bit weight (bits12/weight_codec.py) on Hopper.
 
 As in prefetch_matmul.py one warp fills shared memory with the weight before it waits for earlier kernels. Two groups of
-warps take the stages in turn: each turns codes into the first factor in its registers, while the other one's products
-are under way. A third group adds what the listed weights contribute, which it reads one by one meanwhile. So few rows
-take the time of reading the codes. This is in Gluon, the level below Triton.
+warps alternate over the stages: each unpacks codes to the first factor in its registers during the other's matmul. A
+third group reads the listed weights one by one and adds their contributions. Few rows take the time of reading the
+codes. The kernel is in Gluon, the level below Triton.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _INPUTS = gl.constexpr(INPUTS)
 
 @gluon.jit
 def _read(x, codes, shared, sizes, tiles, PDL: gl.constexpr):
-    """Fill the stages in turn, as they become free, with what this program's items need."""
+    """Fill the stages with this program's items in order, as stages become free."""
     xs, _, ready, free = shared
     _, _, num_blocks, num_items, steps = sizes
     STAGES: gl.constexpr = ready.shape[0]
@@ -74,7 +74,7 @@ def _read(x, codes, shared, sizes, tiles, PDL: gl.constexpr):
 
 @gluon.jit
 def _add_listed(x, given, handed, starts, most, inputs, values, k, sizes, PDL: gl.constexpr):
-    """Give what the listed weights add to each of the program's items; what lists say is read ahead."""
+    """Write the contributions of the listed weights to each of the program's items; lists are prefetched."""
     num_rows, _, num_blocks, num_items, steps = sizes
     ROWS: gl.constexpr = given.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -89,7 +89,7 @@ def _add_listed(x, given, handed, starts, most, inputs, values, k, sizes, PDL: g
         begin, after = item // num_blocks * steps * _INPUTS, item + num_programs
         next_at, next_end = listed_range(starts, after % num_blocks, output, after < num_items)
         sums = gl.zeros([64, ROWS], gl.float32, layout)
-        # read here: Triton 3.6 does not carry the bound of an inner loop from one turn of the outer one to the next
+        # read here: Triton 3.6 does not carry the bound of an inner loop between iterations of the outer one
         for _ in range(gl.load(most + item % num_blocks)):
             at += 1
             next_column, next_value = one_of_each(inputs, values, at, end)
@@ -108,7 +108,7 @@ def _multiply(
     shared, given, handed, scales, bias, out, sizes,
     GROUP: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """Every second step of each of the program's items; the first group stores their sum."""
+    """Compute every second step of each of the program's items; the first group stores the sum of both groups."""
     from_other, from_lists = given
     by_other, by_lists = handed
     ROWS: gl.constexpr = shared[0].shape[1]
@@ -153,7 +153,7 @@ def _compact(
 
 
 def stages_of(rows: int) -> int:
-    """How many stages there is room for: an even number, so that each is always that of one group."""
+    """Return the number of stages that fit: even, so that each stage belongs to one group."""
     return (_SHARED - 2 * OUTPUTS * rows * 4) // (rows * INPUTS * 2 + LINES * 128) // 2 * 2
 
 
@@ -165,14 +165,14 @@ def launch(
     *,
     activation: Activation | None = None,
 ) -> None:
-    """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight.T + bias [n] is the sum of.
+    """Compute out [num_parts, num_rows, n], whose sum over parts is x [num_rows, k] @ weight.T + bias [n].
 
-    activation  the outputs are gates and ups, eight beside eight; out [1, num_rows, n / 2] = activation(gate) * up.
-    x contiguous bfloat16; num_rows up to 64, k at least 256 * num_parts, one part if there is a bias or an activation.
+    activation  of gates that alternate with ups in eights; then out [1, num_rows, n / 2] = activation(gate) * up.
+    x contiguous bfloat16; num_rows up to 64, k at least 256 * num_parts, one part with a bias or an activation.
     """
     (num_rows, k), (num_parts, _, n) = x.shape, out.shape
     rows, num_blocks, tiles = max(16, triton.next_power_of_2(num_rows)), len(weight.most), triton.cdiv(k, INPUTS)
-    steps, num_items = triton.cdiv(tiles, num_parts), num_blocks * num_parts  # behind the inputs are zeros
+    steps, num_items = triton.cdiv(tiles, num_parts), num_blocks * num_parts  # zeros follow the inputs
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [32, 32], codes_layout())
     _compact[(min(num_items, num_sms),)](
@@ -185,14 +185,14 @@ def launch(
 
 
 def compact_matmul(x: torch.Tensor, weight: CompactWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [num_rows, k] @ weight.T + bias [n]. -> [num_rows, n], dtype of x. Sums are in float32."""
+    """Compute x [num_rows, k] @ weight.T + bias [n]. -> [num_rows, n], dtype of x. Sums are in float32."""
     out = torch.empty(1, x.shape[0], weight.num_outputs, dtype=x.dtype, device=x.device)
     launch(x, weight, out, bias)
     return out[0]
 
 
 def compact_parts(x: torch.Tensor, weight: CompactWeight) -> torch.Tensor:
-    """What x [num_rows, k] @ weight.T is the sum of. -> float32 [num_parts, num_rows, n]"""
+    """Compute the parts whose sum is x [num_rows, k] @ weight.T. -> float32 [num_parts, num_rows, n]"""
     n, k = weight.num_outputs, weight.num_inputs
     parts = min(num_parts(n, k, x.device), k // (2 * INPUTS))
     out = torch.empty(parts, x.shape[0], n, dtype=torch.float32, device=x.device)
@@ -201,7 +201,7 @@ def compact_parts(x: torch.Tensor, weight: CompactWeight) -> torch.Tensor:
 
 
 def compact_gate_up(x: torch.Tensor, weight: CompactWeight, activation: Activation = "silu") -> torch.Tensor:
-    """activation(gate) * up, where x @ weight.T is both, eight beside eight (`compacted`). -> [num_rows, n / 2]"""
+    """Compute activation(gate) * up of x @ weight.T, which alternates in eights (`compacted`). -> [num_rows, n / 2]"""
     out = torch.empty(1, x.shape[0], weight.num_outputs // 2, dtype=x.dtype, device=x.device)
     launch(x, weight, out, activation=activation)
     return out[0]

@@ -1,11 +1,10 @@
-"""The product of up to 32 rows with a weight in 12 bits on Hopper, in the order of sums of prefetch_matmul.py.
+"""The matmul of up to 32 rows with a 12-bit weight on Hopper, in the order of sums of prefetch_matmul.py.
 
-A weight in 12 bits is the same number as in 16, but for a power of two for each output. So sums over the inputs from
-the first to the last, sixteen at a time, have the same bits as those of the kernels that read 16, and strict mode
-may read 12. Two groups of warps work on an item each, from stages of their own, which a warp fills for each of them,
-or one group where there are few items; matmul.py, in which two share an item, adds up their sums. The listed weights
-take their places in the first factor, so they come with the tile that they belong to. This is in Gluon, the level
-below Triton.
+A 12-bit weight equals its 16-bit original up to a power of two for each output. Sums over the inputs from the first to
+the last, sixteen at a time, have the bits of the kernels that read 16-bit weights, hence strict mode may read 12 bits.
+Two groups of warps have an item each, with stages of their own that one warp a group fills, or one group has all items
+if these are few; in matmul.py two groups share an item and add their sums. The listed weights are inserted into the
+first factor, from a list beside each tile. The kernel is in Gluon, the level below Triton.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LINES = gl.constexpr(LINES)
 
 @gluon.jit
 def _allocate(x_tiles, codes, listed, ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):
-    """A group's shared memory: tiles of x, of codes, their lists, stages read, stages free."""
+    """Allocate a group's shared memory: tiles of x, of codes, their lists, stages read, stages free."""
     xs = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * 2, ROWS, K], x_tiles.layout)
     ws = gl.allocate_shared_memory(gl.int32, [STAGES * 3, 32, 32], codes.layout)
     lists = gl.allocate_shared_memory(gl.int32, [STAGES, 1, 32], listed.layout)
@@ -59,7 +58,7 @@ def _read(
     x, codes, listed, shared, sizes,
     GROUP: gl.constexpr, GROUPS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Fill a group's stages in turn, as they become free, with what its items need."""
+    """Fill a group's stages with its items in order, as stages become free."""
     xs, ws, lists, ready, free = shared
     _, _, num_blocks, num_items, steps, tiles = sizes
     STAGES: gl.constexpr = ready.shape[0]
@@ -89,13 +88,13 @@ def _read(
 
 @gluon.jit
 def _word(words, i):
-    """Word i of words [32]."""
+    """Return word i of words [32]."""
     return gl.sum(gl.where(gl.arange(0, 32, layout=words.type.layout) == i, words, 0), 0)
 
 
 @gluon.jit
 def _listed(w, words, first, end):
-    """The factor w [64, 64] of a box with its listed weights, which words [first, end) tell, in their places."""
+    """Return the factor w [64, 64] of a box with the listed weights of words [first, end) inserted."""
     output = gl.arange(0, 64, layout=gl.SliceLayout(1, w.type.layout))
     column = gl.arange(0, 64, layout=gl.SliceLayout(0, w.type.layout))
     for i in range(first, end):
@@ -107,7 +106,7 @@ def _listed(w, words, first, end):
 
 @gluon.jit
 def _factors(shared, at, num_tiles, layout: gl.constexpr):
-    """The weights of a group's tile number `at` as first factors, one for each box; behind the last one, anything."""
+    """Return the weights of a group's tile number `at` as first factors, one a box; undefined beyond the last tile."""
     _, ws, lists, ready, _ = shared
     s, phase = at % ready.shape[0], at // ready.shape[0] & 1
     mbarrier.wait(ready.index(s), phase, pred=at < num_tiles)
@@ -123,8 +122,8 @@ def _multiply(
     shared, scales, bias, out, sizes,
     GROUP: gl.constexpr, GROUPS: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """Each of a group's items: a block of outputs, from one part of the inputs. A tile's codes are turned into factors
-    while the products of the tile before are under way.
+    """Compute each of a group's items: a block of outputs, from one part of the inputs. A tile's codes are unpacked
+    during the matmul of the previous tile.
     """
     xs, _, _, _, free = shared
     num_rows, n, num_blocks, num_items, steps, _ = sizes
@@ -189,26 +188,26 @@ def _one_order(
 
 
 def stages_of(rows: int, groups: int) -> int:
-    """How many stages there is room for, for each group."""
+    """Return the number of stages that fit, for each group."""
     return _SHARED // (rows * INPUTS * 2 + (LINES + 1) * 128) // groups
 
 
 @functools.cache
 def lists_layout() -> gl.NVMMASharedLayout:
-    """How the list of a tile lies in shared memory."""
+    """Return the layout of a tile's list in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 @dataclass(frozen=True)
 class OneOrderWeight:
-    """A weight in 12 bits whose listed weights are told for each tile (weight_codec.py: listed_by_tile)."""
+    """A 12-bit weight with a list of its listed weights for each tile (weight_codec.py: listed_by_tile)."""
 
     codes: CompactWeight
     listed: torch.Tensor
 
 
 def held(codes: CompactWeight | None) -> OneOrderWeight | None:
-    """Return the form of a weight that `launch` takes; None if the codes have too many listed weights in a tile."""
+    """Return the operand of `launch` for a weight; None if a tile has too many listed weights."""
     listed = listed_by_tile(codes) if codes is not None else None
     return OneOrderWeight(codes, listed) if codes is not None and listed is not None else None
 
@@ -221,17 +220,17 @@ def launch(
     *,
     activation: Activation | None = None,
 ) -> None:
-    """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight.T + bias [n] is the sum of.
+    """Compute out [num_parts, num_rows, n], whose sum over parts is x [num_rows, k] @ weight.T + bias [n].
 
-    activation  the outputs are gates and ups, eight beside eight; out [1, num_rows, n / 2] = activation(gate) * up.
+    activation  of gates that alternate with ups in eights; then out [1, num_rows, n / 2] = activation(gate) * up.
     x contiguous bfloat16; up to 32 rows, k at least 128 * num_parts; with a bias or an activation one part.
     """
     (num_rows, k), (num_parts, _, n) = x.shape, out.shape
     codes = weight.codes
     rows, num_blocks, tiles = max(16, triton.next_power_of_2(num_rows)), len(codes.most), triton.cdiv(k, INPUTS)
-    steps, num_items = triton.cdiv(tiles, num_parts), num_blocks * num_parts  # behind the inputs are zeros
+    steps, num_items = triton.cdiv(tiles, num_parts), num_blocks * num_parts  # zeros follow the inputs
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    groups = 1 if num_items <= num_sms else 2  # one with all of the room, which is filled before other kernels end
+    groups = 1 if num_items <= num_sms else 2  # one group fills all of shared memory before earlier kernels end
     lists = TensorDescriptor(weight.listed, list(weight.listed.shape), [32, 1], [1, 32], lists_layout())
     described = TensorDescriptor(codes.codes, list(codes.codes.shape), [32, 1], [32, 32], codes_layout())
     _one_order[(min(num_items, num_sms),)](

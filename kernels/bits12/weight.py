@@ -1,4 +1,4 @@
-"""Bits12Weight: a bfloat16 weight that has a form in 12 bits beside its own 16, for steps of few tokens on Hopper."""
+"""Bits12Weight: a bfloat16 weight with a 12-bit form beside its 16 bits, for steps of few tokens on Hopper."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SIZE = 0.77
 
 @dataclass(frozen=True, eq=False)
 class Bits12Weight(PlainWeight):
-    """A weight in bfloat16 whose kernels hold its codes too: they read a quarter less, and lose nothing.
+    """A bfloat16 weight whose kernels also hold its codes: a quarter fewer bytes to read, without loss.
 
-    values  [n, k], bfloat16: what kernels of many rows read
+    values  [n, k], bfloat16: the operand of kernels of many rows
     """
 
     @staticmethod
@@ -36,8 +36,8 @@ class Bits12Weight(PlainWeight):
         return PlainWeight(self.values)
 
     def codes(self, *, gates: bool) -> CompactWeight | None:
-        """Encode the weight; None if it does not suit, or gains nothing. Takes a while, and the caller keeps the codes.
+        """Encode the weight; None if it does not suit, or gains nothing. Encoding is slow: the caller keeps the codes.
 
-        gates  the first half of the outputs are gates; the codes have them in turns of eight with what they are for
+        gates  the first half of the outputs are gates, which alternate with their ups in eights in the codes
         """
         return compacted(self.values, gates=gates) if self.suits(self.values) else None

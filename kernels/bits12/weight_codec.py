@@ -1,14 +1,15 @@
-"""bfloat16 weights in 12 bits each, without loss, as bits12/matmul.py reads them.
+"""bfloat16 weights in 12 bits each, without loss, in the layout of bits12/matmul.py.
 
-Nearly all weights of an output have one of 16 exponents, so four bits tell which; sign and mantissa take eight. The
-few others, most of them near zero, are listed beside the codes. A step of few tokens takes as long as reading the
-weights does, and so reads a quarter less. That exponents tell so little is an observation of DFloat11, arXiv
-2504.11651, whose codes differ in length; codes of one length are read like any tile.
+Nearly all weights of an output have one of 16 exponents, which take four bits; sign and mantissa take eight. The few
+remaining weights, most of them near zero, are listed beside the codes. The time of a step of few tokens is that of
+reading the weights, here a quarter fewer bytes. The low entropy of exponents is an observation of DFloat11, arXiv
+2504.11651, whose codes vary in length; codes of one length are read like any tile.
 
-A tile is 64 outputs by 128 inputs, a box one half of its inputs. A box lies as the threads of a warp group hold a first
-factor for the matrix units: each has eight weights in two words of bytes and one of the rest. The byte of a weight is
-the lowest bit of its code, then the mantissa. The sign and the higher bits of the code lie where the upper byte of a
-bfloat16 has them, for both weights of a pair, once the third word is rotated by four bits for each pair before.
+A tile is 64 outputs by 128 inputs, a box one half of its inputs. The layout of a box is that of a first factor for the
+matrix units in the threads of a warp group: each thread has eight weights in two words of bytes and one word of the
+rest. The byte of a weight is the lowest bit of its code, then the mantissa. The sign and the higher bits of the code
+have the positions of a bfloat16's upper byte, for both weights of a pair, once the third word is rotated by four bits
+for each earlier pair.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ INPUTS = 128
 LINES = 96
 """Lines of a tile, 32 words each: 32 lines of bytes for each box, then 16 lines of the rest for each."""
 MAX_LISTED = 48
-"""The most weights of one output that may have no code."""
+"""The largest number of weights of one output without a code."""
 SENTINEL = 2.0
-"""The value that a code has where its weight is listed: the smallest one, before scaling."""
+"""Value of the code of a listed weight: the smallest, before scaling."""
 
 LARGEST_TILE_LIST = 31
-"""The most weights of one tile that `listed_by_tile` has room for."""
+"""The largest number of listed weights of one tile in `listed_by_tile`."""
 
 _CODES = 16
 _EXPONENT = 128
 """Exponent of code 0, before scaling."""
 _HIGHEST = 200
-"""The largest exponent for code 0: scales and what they divide stay far from the ends of float32."""
+"""The largest exponent for code 0: scales and quotients stay far from the limits of float32."""
 _LARGEST_LIST = 1 / 2000
-"""The largest part of all weights that may have no code: with 1 in 2,700 a product of 32 rows takes as long as one that
-reads 16 bits, with fewer rows it still takes less."""
+"""The largest share of weights without a code: with 1 in 2,700 a matmul of 32 rows takes as long as with 16-bit
+weights, and fewer rows still take less."""
 _AT_ONCE = 1 << 24
-"""Weights that are coded at once, for the memory that it takes."""
+"""Weights that are encoded at once, which bounds the temporary memory."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class CompactWeight:
     """A weight [num_outputs, num_inputs]; n is num_outputs padded to whole tiles.
 
     codes   int32 [num_tiles * 96, 32]  the tiles of the first 64 outputs, then of the next
-    starts  int32 [n + 1]               where the listed weights of each output begin
-    most    int32 [n / 64]              how many of them one output of a tile has at most
-    inputs  int32 [num_listed]          which input each is for
+    starts  int32 [n + 1]               offsets of the listed weights of each output
+    most    int32 [n / 64]              the largest number of listed weights of an output in each tile of outputs
+    inputs  int32 [num_listed]          the input of each
     values  float32 [num_listed]        each divided by the scale of its output
     scales  float32 [n]                 powers of two; 0 for an output whose weights are all 0
     """
@@ -70,7 +71,7 @@ class CompactWeight:
 
 
 def encode(weight: torch.Tensor) -> CompactWeight | None:
-    """Code `weight` [num_outputs, num_inputs]; None if it is no bfloat16, not finite, or too many have no code."""
+    """Encode `weight` [num_outputs, num_inputs]; None if it is not bfloat16, not finite, or lacks too many codes."""
     n, k = weight.shape
     if weight.dtype is not torch.bfloat16 or not n or not k:
         return None
@@ -86,7 +87,7 @@ def encode(weight: torch.Tensor) -> CompactWeight | None:
 
 
 def decode(weight: CompactWeight) -> torch.Tensor:
-    """The weight that was coded, to the bit. -> bfloat16 [num_outputs, num_inputs]"""
+    """Return the encoded weight, exact to the bit. -> bfloat16 [num_outputs, num_inputs]"""
     tiles = weight.codes.view(len(weight.most), -1, LINES, 32)
     low = tiles[:, :, :64].unflatten(2, (2, 2, 16))  # [outputs, inputs, box, word, line, 32]
     rest = tiles[:, :, 64:].unflatten(2, (2, 16)).long() & 0xFFFFFFFF
@@ -106,7 +107,7 @@ def decode(weight: CompactWeight) -> torch.Tensor:
 
 
 def compacted(weight: torch.Tensor, *, gates: bool = False) -> CompactWeight | None:
-    """The compact form of a weight; None if it has none, or one with a long list or that is not much smaller.
+    """Return the compact form of a weight; None if it has none, a long list, or little gain in size.
 
     gates  for gate and up projections: [2 n, k], the gates first, n in eights
     """
@@ -122,10 +123,11 @@ def compacted(weight: torch.Tensor, *, gates: bool = False) -> CompactWeight | N
 
 
 def listed_by_tile(weight: CompactWeight) -> torch.Tensor | None:
-    """The listed weights tile by tile; None if one of a tile's is no bfloat16 once it is scaled, or it has too many.
+    """Return the listed weights by tile; None if a scaled one is not a bfloat16, or a tile has too many.
 
-    -> int32 [num_tiles, 32]. Word 0 counts: those of a tile's first box, and 256 times all of it. Then a word for each,
-    box by box: the input in its box, 64 times the output in its tile, and the bits of the bfloat16 in the upper half.
+    -> int32 [num_tiles, 32]. Word 0 has the count of a tile's first box plus 256 times the tile's count. One word for
+    each weight follows, box by box: its input in the box, 64 times its output in the tile, and its bfloat16 bits in the
+    upper half.
     """
     tiles, num_blocks = -(-weight.num_inputs // INPUTS), len(weight.most)
     values = weight.values.to(torch.bfloat16)
@@ -148,15 +150,15 @@ def listed_by_tile(weight: CompactWeight) -> torch.Tensor | None:
 
 
 def _code(weight: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """Code some outputs. -> codes, how many are listed of each, their inputs and values, scales"""
+    """Encode some outputs. -> codes, number of listed weights of each, their inputs and values, scales"""
     n, k = weight.shape
     weight = torch.nn.functional.pad(weight, (0, -k % INPUTS, 0, -n % OUTPUTS))
-    low, high = weight.view(torch.uint8).unflatten(1, (-1, 2)).unbind(2)  # a byte takes a quarter of an int's time
+    low, high = weight.view(torch.uint8).unflatten(1, (-1, 2)).unbind(2)  # bytes take a quarter of the time of ints
     exponents = high << 1 | low >> 7
     if int(exponents.max()) == 255:
-        return None  # infinite, or not a number
+        return None  # infinite or NaN
     lowest = _lowest(exponents[:, :k])
-    code = exponents - lowest.to(torch.uint8)[:, None]  # exponents below the lowest come out large
+    code = exponents - lowest.to(torch.uint8)[:, None]  # exponents below the lowest wrap to large codes
     zero = (weight == 0).all(1)
     listed = (code >= _CODES) & ~zero[:, None]
     listed[n:], listed[:, k:] = False, False
@@ -167,7 +169,7 @@ def _code(weight: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
     values = exact / scales[output]
     if int(counts.max()) > MAX_LISTED or bool((values * scales[output] != exact).any()):
         return None
-    listed[:, k:] = True  # what fills the last tile
+    listed[:, k:] = True  # padding of the last tile
     code.masked_fill_(listed | zero[:, None], 0)
     byte = (low & 0x7F | code << 7).masked_fill_(listed, 0)
     rest = (code >> 1 | high >> 7 << 3).masked_fill_(listed, 0)
@@ -175,7 +177,7 @@ def _code(weight: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
 
 
 def _lowest(exponents: torch.Tensor) -> torch.Tensor:
-    """For each output the exponent of code 0 that most weights have a code with. -> int32 [n]"""
+    """Return the exponent of code 0 for each output with which most weights have a code. -> int32 [n]"""
     n = exponents.shape[0]
     seen = torch.zeros(n, 256, dtype=torch.int32, device=exponents.device)
     one = torch.ones(1, 1, dtype=torch.int32, device=exponents.device)
@@ -185,10 +187,10 @@ def _lowest(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def _laid_out(byte: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """Tiles of weights [n, k], uint8: a byte of each, and the rest of it in four bits. -> int32 [num_tiles * 96, 32]
+    """Arrange weights [n, k], uint8 bytes and four bits of the rest, in tiles. -> int32 [num_tiles * 96, 32]
 
-    A thread has four columns of a line. Eight weights are of outputs m and m + 8, with inputs j and j + 1, then those
-    of inputs eight further on. Those of inputs j and j + 1 are a pair: the halves of a register.
+    A thread has four columns of a line. Its eight weights are of outputs m and m + 8, with inputs j and j + 1, then
+    j + 8 and j + 9. The weights of inputs j and j + 1 are a pair: the halves of a register.
     """
     n, k = byte.shape
     outputs, warp, eight, row, other_row, inputs, box, by_32, by_16, by_8, column, half = range(12)
@@ -196,7 +198,7 @@ def _laid_out(byte: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     thread = (warp, row, other_row, column, by_32, by_16)
     low = byte.view(shape).permute(outputs, inputs, box, by_8, *thread, half, eight)
     low = low.reshape(n // OUTPUTS, k // INPUTS, 64, 128)
-    # codes and signs lie where the kernel needs them, once the word is rotated by four bits for each pair before
+    # codes and signs have the kernel's positions once the word is rotated by four bits for each earlier pair
     eights = rest.view(shape).permute(outputs, inputs, box, *thread, half, by_8, eight).reshape(-1, 8)
     turned = (eights & 7).roll(2, 1) | (eights & 8).roll(3, 1)
     upper = (turned[:, 0::2] | turned[:, 1::2] << 4).view(n // OUTPUTS, k // INPUTS, 32, 128)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def activated(gate, ACTIVATION: tl.constexpr):
-    """The activation of `gate`, float32 (kernels/activation.py)."""
+    """Return the activation of `gate` in float32 (kernels/activation.py)."""
     x = gate
     if ACTIVATION == "gelu_tanh":
         x = gate * (1.5957691216057308 + 0.07135481627260025 * gate * gate)

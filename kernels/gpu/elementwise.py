@@ -1,4 +1,4 @@
-"""The small fused kernels between the matrix products: activation, rotary embedding, KV store."""
+"""The small fused kernels between matmuls: activation, rotary embedding, KV store."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _gate(x, out, n, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.cons
 
 
 def gate_mul(x: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    """activation(gate) * up of packed projections. x [..., 2 n], contiguous -> [..., n], dtype of x."""
+    """Compute activation(gate) * up of packed projections. x [..., 2 n], contiguous -> [..., n], dtype of x."""
     n = x.shape[-1] // 2
     rows = x.reshape(-1, 2 * n)
     num_rows = rows.shape[0]
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
-    block = 4096 if num_rows > 256 else 2048 if num_rows > 64 else 1024  # small steps want many programs
+    block = 4096 if num_rows > 256 else 2048 if num_rows > 64 else 1024  # small steps need many programs
     _gate[(num_rows, triton.cdiv(n, block))](
         rows, out, n, BLOCK=block, ACTIVATION=activation, num_warps=block // 256, **pdl_options(rows)
     )
@@ -57,17 +57,17 @@ def _rotate(
     a = tl.load(source + d, mask=ok, other=0.0).to(tl.float32)
     b = tl.load(source + HALF + d, mask=ok, other=0.0).to(tl.float32)
     kind = q_out.dtype.element_ty
-    # round each product, as the models' own code does
+    # products are rounded as in the models' own code
     ac, bs, bc, as_ = (a * c).to(kind), (b * s).to(kind), (b * c).to(kind), (a * s).to(kind)
     tl.store(target + d, (ac.to(tl.float32) - bs.to(tl.float32)).to(kind), mask=ok)
     tl.store(target + HALF + d, (bc.to(tl.float32) + as_.to(tl.float32)).to(kind), mask=ok)
 
 
 def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotary embedding of the half-split kind.
+    """Apply the half-split rotary embedding.
 
     q    [num_tokens, num_heads, head_dim], k [num_tokens, num_kv_heads, head_dim]; last dimension dense
-    cos  [num_tokens, head_dim], both halves equal; sin likewise
+    cos  [num_tokens, head_dim], both halves equal; sin of the same shape
     -> q and k rotated, contiguous, dtype of q
     """
     num_tokens, q_heads, head_dim = q.shape
@@ -80,14 +80,14 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     _rotate[(num_tokens, q_heads + k_heads)](
         q, k, cos, sin, q_out, k_out, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0),
         Q_HEADS=q_heads, K_HEADS=k_heads, HALF=half, HALF_PAD=triton.next_power_of_2(half), num_warps=1,
-        enable_fp_fusion=False,  # a product and a sum in one instruction would leave out the rounding between them
+        enable_fp_fusion=False,  # a fused multiply-add would omit the rounding between product and sum
     )  # fmt: skip
     return q_out, k_out
 
 
 @triton.jit
 def saturate(x):
-    """Keep to what float8_e4m3fn can hold."""
+    """Clamp to the range of float8_e4m3fn."""
     return tl.minimum(tl.maximum(x, -448.0), 448.0)
 
 
@@ -143,9 +143,9 @@ def store_kv(
 
     k        [num_tokens, num_kv_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]; last dimension dense
     slots    int32 or int64 [num_tokens]
-    k_scale  float32 [num_kv_heads]: the store holds k / k_scale, in float8; v_scale likewise
+    k_scale  float32 [num_kv_heads]: the store holds k / k_scale in float8; v_scale of the same shape
     exponents  uint8 [num_kv_heads, num_slots, 2]: the store is compact, k_store and v_store are int32
-               [num_slots, num_kv_heads, words] (kv_codec.py), for heads of as many dimensions as it takes, in bfloat16
+               [num_slots, num_kv_heads, words] (kv_codec.py), for bfloat16 heads of its supported dimensions
     """
     num_tokens, num_heads, k_dim = k.shape
     v_dim = v.shape[2]

@@ -1,4 +1,4 @@
-"""Norms on a GPU, alone or with the sums before them: the residual stream is added to and normed in one kernel."""
+"""Norms on a GPU, alone or fused with the preceding sums: one kernel adds to the residual stream and norms it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AS_IT_IS = Addition()
 
 @triton.jit
 def _normed(value, ok, scale, n, eps, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, KIND: tl.constexpr):
-    """scale * (value, normed), float32; rounded to KIND where the models' own code rounds."""
+    """Return scale * (value, normed) in float32; rounded to KIND as in the models' own code."""
     if CENTERED:
         value = tl.where(ok, value - tl.sum(value, 0) / n, 0.0)
     normed = value * tl.rsqrt(tl.sum(value * value, 0) / n + eps)
@@ -30,7 +30,7 @@ def _norm(
     NORM: tl.constexpr, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row). What no kernel writes is read early."""
+    """Program (row). Operands that no kernel writes are read early."""
     launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -65,7 +65,7 @@ def _norm(
 
 
 def norm_rows(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """x [..., n] after `norm` (kernels/norm.py) -> [..., n], dtype of x"""
+    """Apply `norm` (kernels/norm.py) to x [..., n]. -> [..., n], dtype of x"""
     rows = x.reshape(-1, x.shape[-1])
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     _launch(rows, rows, norm, out, 0)
@@ -73,7 +73,7 @@ def norm_rows(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 def norm_rows_(x: torch.Tensor, norm: Norm) -> None:
-    """`norm_rows` in place, for x [num_rows, n], last dimension dense."""
+    """Apply `norm` to x [num_rows, n], last dimension dense, in place."""
     _launch(x, x, norm, x, 0)
 
 
@@ -89,7 +89,7 @@ def add_norm(
     """Add the sum of all parts and bias to the residual, in place, as `addition` says.
 
     parts  [num_parts, num_rows, n], contiguous; residual [num_rows, n], contiguous; bias [n]
-    strict a row's sums are in one order for every number of rows
+    strict a row's sums have one order for every number of rows
     -> the residual after `norm` [num_rows, n], its dtype; the residual itself without one
     """
     out = torch.empty_like(residual) if norm is not None else residual
@@ -111,7 +111,7 @@ def _launch(
     (num_rows, n), (post, factor) = x.shape, addition
     assert post is None or not (post.centered or post.bias is not None)
     block = triton.next_power_of_2(n)
-    # parts are of few rows, and a row's latency is all there is: so no thread has more than four of its numbers
+    # parts have few rows, so the latency of a row is the total time: a thread has at most four of its numbers
     most = 8 if not num_parts else 16 if num_rows > 32 or strict else 32
     warps = most if n > 2048 else max(block // 128, 4) if num_parts and num_rows <= 32 and not strict else 4
     _norm[(num_rows,)](

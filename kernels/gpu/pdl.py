@@ -1,12 +1,12 @@
-"""Programmatic dependent launch (PDL): a kernel is launched before the kernel before it has ended.
+"""Programmatic dependent launch (PDL): a kernel is launched before the previous kernel has ended.
 
-A kernel launched so calls `launch_dependents`, which lets the next kernel start, reads what no earlier kernel writes,
-and calls `grid_wait`, which returns when all earlier kernels have ended. Only then does it read anything else, or
-write. In steps of few rows this saves about half a microsecond a launch, and the latency of what is read early.
+A kernel with PDL calls `launch_dependents`, which lets the next kernel start, reads memory that no earlier kernel
+writes, and calls `grid_wait`, which returns when all earlier kernels have ended. Only then does it read other memory,
+or write. In steps of few rows this saves about half a microsecond a launch, and the latency of the early reads.
 
-What may be read early is what no kernel launched with PDL ever writes: weights, the tables and lengths of a step,
-cosines and sines. More than one earlier kernel may still be running then. A kernel behind an ordinary launch (all of
-torch's are, and those that write tables) starts when that has ended, and sees what it wrote.
+Early reads are limited to memory that no kernel with PDL ever writes: weights, the tables and lengths of a step,
+cosines and sines. Several earlier kernels may still be running then. A kernel after an ordinary launch (all of torch's
+kernels, and the kernels that write tables) starts when that kernel has ended, and sees its writes.
 
 Every program calls `grid_wait`, even an idle one, so that a kernel's end implies the end of all kernels before it.
 """
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 MAX_ROWS = 512
-"""Steps of more rows are launched the ordinary way."""
+"""The largest number of rows of a launch with PDL; larger steps use ordinary launches."""
 
 
 @triton.jit
@@ -39,20 +39,20 @@ def grid_wait(PDL: tl.constexpr):
 
 @triton.jit
 def launch_and_wait(PDL: tl.constexpr):
-    """Do both, in a kernel that reads nothing early."""
+    """Call `launch_dependents` and `grid_wait`, in a kernel without early reads."""
     launch_dependents(PDL)
     grid_wait(PDL)
 
 
 @functools.cache
 def supports_pdl(device: torch.device) -> bool:
-    """Whether `device` has programmatic dependent launch: from Hopper on."""
+    """Return True if `device` supports programmatic dependent launch: Hopper and later."""
     if device.type != "cuda" or not hasattr(tl.extra.cuda, "gdc_wait"):
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def pdl_options(x: torch.Tensor) -> dict[str, bool]:
-    """Options for the launch over rows `x` [num_rows, ...] of a kernel that calls `grid_wait`."""
+    """Return the launch options over rows `x` [num_rows, ...] of a kernel that calls `grid_wait`."""
     pdl = len(x) <= MAX_ROWS and supports_pdl(x.device)
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}

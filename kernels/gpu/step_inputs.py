@@ -1,6 +1,6 @@
-"""What comes before the first layer of a step: its numbers, the ids of its tokens, the cosines and sines of positions.
+"""Kernels before the first layer of a step: its numbers, the ids of its tokens, the cosines and sines of positions.
 
-torch takes five kernels for the ids and nine for the table, 30 us of a decode step.
+torch needs five kernels for the ids and nine for the table, 30 us of a decode step.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def _table(
 
 
 def copy_words(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy int32 [n], both contiguous, by a kernel: between two others it takes less than a copy does."""
+    """Copy int32 [n], both contiguous, by a kernel: between other kernels it is faster than a device copy."""
     _copy[(triton.cdiv(len(source), 1024),)](source, target, len(source), BLOCK=1024, num_warps=4)
 
 
 def feed_tokens(ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """ids [num_tokens], or where a source is not -1 that token of drawn. -> int64 [num_tokens]"""
-    # a dry run launches nothing, and its ids are looked up all the same
+    """Return ids [num_tokens] with drawn[source] in place of an id whose source is not -1. -> int64 [num_tokens]"""
+    # a dry run launches nothing, but its ids are still looked up in the embedding
     make = torch.zeros if is_dry() else torch.empty
     out = make(len(ids), dtype=torch.int64, device=ids.device)
     block = 128
@@ -66,7 +66,7 @@ def feed_tokens(ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) -
 def rotary_table(
     positions: torch.Tensor, frequencies: torch.Tensor, factor: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """factor * cos and sin of each position times each frequency, twice side by side.
+    """Compute factor * cos and sin of each position times each frequency, both halves equal.
 
     positions  int32 or int64 [num_tokens]; frequencies float32 [dim / 2]
     -> cos, sin [num_tokens, dim] of `dtype`
@@ -78,6 +78,6 @@ def rotary_table(
     _table[(triton.cdiv(num_tokens, block),)](
         positions, frequencies, cos, sin, factor, num_tokens, HALF=half, PAD=triton.next_power_of_2(half), BLOCK=block,
         num_warps=1 if block == 1 else 4,
-        enable_fp_fusion=False,  # an angle is rounded before it is reduced, as torch's is
+        enable_fp_fusion=False,  # an angle is rounded before its reduction, as in torch
     )  # fmt: skip
     return cos, sin

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can run on a device, and what it has."""
+"""Support of a device for the Triton kernels, and its resources."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 
 OLDEST = (8, 0)
-"""Ampere: the first to compute in bfloat16, and the first that the kernels' block sizes fit."""
+"""The oldest compute capability: Ampere has bfloat16 arithmetic and enough shared memory for the kernels' blocks."""
 
 OLDEST_TRITON = (3, 4)
-"""Comes with PyTorch 2.8: the first with programmatic dependent launch, and with `triton.knobs`."""
+"""The oldest Triton, of PyTorch 2.8: it has programmatic dependent launch and `triton.knobs`."""
 
 
 def triton_problem(device: torch.device) -> str | None:
-    """Why they cannot; None if they can."""
+    """Return the reason why the Triton kernels cannot run on `device`; None if they can."""
     if device.type != "cuda":
         return f"Triton needs a GPU, this is {device}"
     if importlib.util.find_spec("triton") is None:
@@ -33,18 +33,18 @@ def triton_problem(device: torch.device) -> str | None:
 
 
 def triton_version() -> tuple[int, ...]:
-    """Major and minor number of the Triton that is installed."""
+    """Return the major and minor version of the installed Triton."""
     import triton
 
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 SLOW_MEMORY = 4e12
-"""Bytes a second: an H100's memory has fewer, an H200's more."""
+"""Bytes a second, between the memory rates of an H100 and an H200."""
 
 
 def memory_rate(device: torch.device) -> float:
-    """Bytes a second of a GPU's memory; 0 where torch does not say."""
+    """Return the bytes a second of a GPU's memory; 0 if torch does not report them."""
     card = torch.cuda.get_device_properties(device)
     return (
         250.0 * getattr(card, "memory_clock_rate", 0) * getattr(card, "memory_bus_width", 0)
@@ -52,7 +52,7 @@ def memory_rate(device: torch.device) -> float:
 
 
 class Card(NamedTuple):
-    """num_sms: multiprocessors; shared_memory: bytes of it that a program can have."""
+    """The resources of a card. num_sms: multiprocessors; shared_memory: bytes available to a program."""
 
     num_sms: int
     shared_memory: int
@@ -60,7 +60,7 @@ class Card(NamedTuple):
 
 @functools.cache
 def card_of(device: torch.device) -> Card:
-    """The resources of `device`; one without GPU kernels counts as a small card with plenty of shared memory."""
+    """Return the resources of `device`; for a CPU, those of a small card with plenty of shared memory."""
     if device.type != "cuda":
         return Card(1, 1 << 18)
     import triton

@@ -1,4 +1,4 @@
-"""A faster implementation, compared with the plain one before its results are used."""
+"""A faster implementation that is compared with the plain one before its results are used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MAX_ERROR = {torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 class VerifiedPath:
-    """Runs a faster implementation while it is `enabled`, its first result of each kind compared with the plain one.
+    """A faster implementation, used while `enabled`; its first result of each kind is compared with the plain one.
 
-    It is disabled for good, with one warning, when it fails or gives something else.
+    A failure or a different result disables it permanently, with one warning.
 
-    fallback   what the warning says beside the reason
-    tolerance  times MAX_ERROR: how far two results may be apart, relatively
+    fallback   text of the warning after the reason
+    tolerance  times MAX_ERROR: the largest relative error between two results
     """
 
     def __init__(self, fallback: str, *, enabled: bool, tolerance: float = 1.0) -> None:
@@ -30,14 +30,14 @@ class VerifiedPath:
     def verified(
         self, kind: Hashable, fast: Callable[[], torch.Tensor], plain: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Return what `fast` gives, or what `plain` gives if `fast` fails, differs, or is the first of its `kind`.
+        """Return the result of `fast`, or of `plain` if `fast` fails, differs, or is the first of its `kind`.
 
-        Both give the same, a tensor of 16 bits and any shape, and may write it to the same memory. Raises what
-        `plain` raises; what `fast` raises becomes a warning.
+        Both return equal tensors of 16 bits and any shape, and may write to one output. Exceptions of `plain`
+        propagate; an exception of `fast` becomes a warning.
         """
         try:
             found = fast()
-        except Exception as error:  # a compiler that is missing, no memory, no kernel: whatever it raises
+        except Exception as error:  # a missing compiler, no memory, no kernel: any failure
             self.disable(": ".join([type(error).__name__, *str(error).splitlines()[:1]])[:200])
             return plain()
         if kind in self._checked or is_dry():

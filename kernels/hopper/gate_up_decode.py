@@ -1,10 +1,10 @@
 """Gate and up projections with their activation in one kernel, for up to 256 rows, on Hopper.
 
-Such a step reads the weight once, which takes as long as its arithmetic does or longer. One warp has the copy engine
-bring in tiles of both factors, two groups of warps multiply them, the weight as the first factor. Each eight gates
-are laid beside the eight outputs that they are for, so that a thread has both of a pair among its sums: what a
-library's product writes and a second kernel reads, twice as much as the result, is never stored. This is in Gluon,
-the level below Triton, which leaves loading and multiplying to the same warps on Hopper.
+Reading the weight once takes as long as the arithmetic or longer. One warp loads tiles of both factors by the copy
+engine, two groups of warps multiply them, the weight as the first factor. Each eight gates are interleaved with their
+eight ups, so that a thread holds both factors of a pair among its sums: the output of the matmul, twice the size of the
+result, is never stored. The kernel is in Gluon, the level below Triton: on Hopper Triton cannot assign loads and
+matmuls to different warps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from graftlm.kernels.hopper.tiles import K, barrier, gated, load, rounds, store,
 
 @gluon.jit
 def _read_weight(weight, shared, s, tile, step, pred):
-    """Into stage `s`, the weight's part of a tile's step: two blocks of 64 outputs."""
+    """Load the weight of a tile's step into stage `s`: two blocks of 64 outputs."""
     xs, _, ws, ready, _ = shared
     for block in gl.static_range(2):
         place = [(tile * 2 + block) * 4, 0, 0, step * xs.shape[2]]
@@ -43,7 +43,7 @@ def _read(
     x, more_x, weight, shared, num_tiles,
     MORE: gl.constexpr, STEPS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Fill the stages in turn, as they become free, with what this program's tiles need."""
+    """Fill the stages with this program's tiles in order, as stages become free."""
     xs, more_xs, ws, ready, free = shared
     STAGES: gl.constexpr = xs.shape[0]
     ROWS: gl.constexpr = xs.shape[1]
@@ -66,7 +66,7 @@ def _read(
 
 @gluon.jit
 def _gate(sums, to, out, row, gate, ACTIVATION: gl.constexpr):
-    """Store the gated form of sums [64, rows]: eight gates, the eight that they are for, and so on. By way of `to`"""
+    """Store the gated form of sums [64, rows] (eight gates, their eight ups, and so on) through shared memory `to`."""
     found = gated(sums, to.dtype, ACTIVATION)
     tma.store_wait(0)
     barrier()
@@ -81,7 +81,7 @@ def _multiply(
     shared, to, more_to, out, more_out, num_tiles,
     GROUP: gl.constexpr, MORE: gl.constexpr, STEPS: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """This group's block of 64 outputs of each of the program's tiles."""
+    """Compute this group's block of 64 outputs of each of the program's tiles."""
     xs, more_xs, ws, ready, free = shared
     STAGES: gl.constexpr = xs.shape[0]
     ROWS: gl.constexpr = xs.shape[1]
@@ -100,7 +100,7 @@ def _multiply(
             mbarrier.wait(ready.index(s), at // STAGES & 1)
             w = ws.index(s * 2 + GROUP).reshape([64, K])
             sums = warpgroup_mma(w, xs.index(s).permute((1, 0)), sums, use_acc=step > 0, is_async=True)
-            # the step before is waited for, this one is not
+            # waits for the previous step's matmul, not for this one's
             if MORE > 0:
                 more = warpgroup_mma(w, more_xs.index(s).permute((1, 0)), more, use_acc=step > 0, is_async=True)
                 a, b = warpgroup_mma_wait(2, deps=(sums, more))
@@ -127,7 +127,7 @@ def _gated(
     ROWS: gl.constexpr, MORE: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (some of the tiles of 64 gates and the 64 outputs that they are for)."""
+    """Program (some of the tiles of 64 gates and their 64 ups)."""
     kind: gl.constexpr = x.dtype
     xs = gl.allocate_shared_memory(kind, [STAGES, ROWS, K], x.layout)
     ws = gl.allocate_shared_memory(kind, [STAGES * 2, 4, 2, 8, K], weight.layout)
@@ -157,14 +157,14 @@ def _gated(
 MAX_ROWS = 256
 
 GATES = 64
-"""Gates of a tile, and as many outputs that they are for."""
+"""Gates of a tile, and as many ups."""
 
 
 class Tile(NamedTuple):
-    """How the kernel is cut: rows of one product and of a second beside it, stages of inputs.
+    """The tile of the kernel: rows of one matmul and of a second in the same program, stages of inputs.
 
-    registers  of a thread: one that multiplies, and all when they start. With few rows there is room for the kernel
-               before on the same multiprocessor.
+    registers  of a multiplying thread, and of every thread at the start. With few rows the previous kernel fits on the
+               same multiprocessor.
     """
 
     rows: int
@@ -177,25 +177,25 @@ TILES = (
     Tile(16, 0, 10, (104, 80)), Tile(64, 0, 8, (104, 80)), Tile(64, 32, 7), Tile(128, 0, 6), Tile(128, 32, 5),
     Tile(128, 64, 5), Tile(256, 0, 4),
 )  # fmt: skip
-"""Tiles that fit in shared memory. Rows of padding take no time to read, but they take time to multiply."""
+"""Tiles that fit in shared memory. Rows of padding cost no reads, but they cost arithmetic."""
 
 
 def tile_of(num_rows: int) -> Tile:
-    """The first of `TILES` that has as many rows."""
+    """Return the first of `TILES` with at least `num_rows` rows."""
     return next(tile for tile in TILES if num_rows <= tile.rows + tile.more)
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, activation: Activation = "silu") -> None:
-    """out [num_rows, n] = activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
+    """Compute out [num_rows, n] = activation(gate) * up of x [num_rows, k] @ weight [2 n, k].T, gates first.
 
     All contiguous and of one type of 16 bits, n in eights, k in 64s; up to MAX_ROWS rows.
     """
     (num_rows, k), n = x.shape, out.shape[1]
     rows, more, stages, (registers, at_start) = tile_of(num_rows)
     num_tiles = triton.cdiv(n, GATES)
-    # each program has as many tiles: those that would have one less would only draw power meanwhile
+    # all programs have an equal number of tiles: an idle program would only draw power
     num_programs = triton.cdiv(num_tiles, rounds(num_tiles, x.device))
-    beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then what they are for
+    beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then their ups
     _gated[(num_programs,)](
         tiled(x, rows, K), tiled(x, more or rows, K), tiled(beside, 4, 2, 8, K),
         tiled(out, rows, 32), tiled(out, more or rows, 32), num_tiles,
@@ -205,7 +205,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, activation:
 
 
 def gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    """activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+    """Compute activation(gate) * up of x [num_rows, k] @ weight [2 n, k].T, gates first. -> [num_rows, n]"""
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     launch(x, weight, out, activation)
     return out

@@ -31,18 +31,18 @@ ROWS = 128
 """Rows of a tile."""
 
 GATES = 128
-"""Gates of a tile, and as many outputs that they are for."""
+"""Gates of a tile, and as many ups."""
 
 STAGES = 4
-"""Inputs that shared memory has room for, in multiples of K."""
+"""Stages in shared memory, of K inputs each."""
 
 BAND = 16
-"""Tiles of rows whose rows of x are kept in the second-level cache while the weight is read."""
+"""Tiles of rows whose rows of x stay in the second-level cache while the weight is read."""
 
 
 @gluon.jit
 def _read(x, weight, shared, across, down, BAND: gl.constexpr, STEPS: gl.constexpr):
-    """Fill the stages in turn, as they become free, with what this program's tiles need."""
+    """Fill the stages with this program's tiles in order, as stages become free."""
     xs, ws, ready, free = shared
     STAGES: gl.constexpr = ws.shape[0]
     K: gl.constexpr = xs.shape[2]
@@ -61,7 +61,7 @@ def _read(x, weight, shared, across, down, BAND: gl.constexpr, STEPS: gl.constex
 
 @gluon.jit
 def _gate(sums, to, out, row, gate, ACTIVATION: gl.constexpr):
-    """Store the gated form of sums [64, 256]: eight gates, the eight that they are for, and so on. By way of `to`"""
+    """Store the gated form of sums [64, 256] (eight gates, their eight ups, and so on) through shared memory `to`."""
     found = gated_across(sums, to, ACTIVATION)
     tma.store_wait(0)
     barrier()
@@ -76,7 +76,7 @@ def _multiply(
     shared, to, out, across, down,
     GROUP: gl.constexpr, BAND: gl.constexpr, STEPS: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """This group's 64 rows of each of the program's tiles."""
+    """Compute this group's 64 rows of each of the program's tiles."""
     xs, ws, ready, free = shared
     STAGES: gl.constexpr = ws.shape[0]
     K: gl.constexpr = xs.shape[2]
@@ -90,7 +90,7 @@ def _multiply(
             mbarrier.wait(ready.index(s), at // STAGES & 1)
             w = ws.index(s).reshape([256, K]).permute((1, 0))
             sums = warpgroup_mma(xs.index(s * 2 + GROUP), w, sums, use_acc=step > 0, is_async=True)
-            # the step before is waited for, this one is not
+            # waits for the previous step's matmul, not for this one's
             sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(sums,)))
             mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), pred=step > 0)
             at += 1
@@ -106,7 +106,7 @@ def _gated(
     x, weight, out, across, down,
     K: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """Program (some of the tiles of 128 rows, 128 gates and the 128 outputs that they are for)."""
+    """Program (some of the tiles of 128 rows, 128 gates and their 128 ups)."""
     kind: gl.constexpr = x.dtype
     xs = gl.allocate_shared_memory(kind, [STAGES * 2, 64, K], x.layout)
     ws = gl.allocate_shared_memory(kind, [STAGES, 16, 2, 8, K], weight.layout)
@@ -130,14 +130,14 @@ def _gated(
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, activation: Activation = "silu") -> None:
-    """out [num_rows, n] = activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
+    """Compute out [num_rows, n] = activation(gate) * up of x [num_rows, k] @ weight [2 n, k].T, gates first.
 
     All contiguous and of one type of 16 bits, n in eights, k in 64s.
     """
     (num_rows, k), n = x.shape, out.shape[1]
     across, down = triton.cdiv(n, GATES), triton.cdiv(num_rows, ROWS)
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then what they are for
+    beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then their ups
     _gated[(min(across * down, num_sms),)](
         tiled(x, 64, K), tiled(beside, 16, 2, 8, K), tiled(out, 64, GATES), across, down,
         K=K, STEPS=k // K, STAGES=STAGES, BAND=BAND, ACTIVATION=activation, num_warps=4,
@@ -145,7 +145,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, activation:
 
 
 def gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    """activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+    """Compute activation(gate) * up of x [num_rows, k] @ weight [2 n, k].T, gates first. -> [num_rows, n]"""
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     launch(x, weight, out, activation)
     return out

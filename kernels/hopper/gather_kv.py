@@ -1,4 +1,4 @@
-"""Keys and values of a step's rows laid out densely, from wherever they are kept and in whatever form."""
+"""Keys and values of a step's rows gathered densely, from the store in any of its formats and from the step itself."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def lay_out(
     v_new: torch.Tensor,
     blocks: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lay out the blocks of a PromptLayout one after the other; 0 where a block has no token.
+    """Gather the blocks of a PromptLayout, one after the other; 0 where a block has no token.
 
-    k, v          [num_slots, num_kv_heads, head_dim]; with `exponents`, uint8 [num_kv_heads, num_slots, 2], those of a
-                  compact store, int32 [num_slots, num_kv_heads, words]
-    table         int32 [num_table_rows, max_len], the slots of sequences; rows int32: which row of it each row has
+    k, v          [num_slots, num_kv_heads, head_dim]; with `exponents`, uint8 [num_kv_heads, num_slots, 2], of a
+                  compact store: int32 [num_slots, num_kv_heads, words]
+    table         int32 [num_table_rows, max_len], the slots of sequences; rows int32: the table row of each row
     k_new, v_new  [num_tokens, num_kv_heads, head_dim], of the step, last dimension dense
     blocks        int32 [num_blocks, FIELDS]
     -> keys and values [BLOCK * num_blocks, num_kv_heads, head_dim], dtype of k_new

@@ -1,10 +1,10 @@
-"""The product of up to 64 rows with a large weight on Hopper, whose reading goes on from one kernel to the next.
+"""The matmul of up to 64 rows with a large weight on Hopper, with reads that overlap the previous kernel.
 
-Decoding a batch of so few rows takes as long as reading the weights does, if the memory is never idle. It is while
-one kernel ends and the next one begins. So one warp has the copy engine fill all of shared memory with the weight
-before it waits for the kernels before, as soon as a multiprocessor is free: while others still end, and while the
-small kernel between two products runs. A group of warps multiplies, the weight as the first factor. This is in Gluon,
-the level below Triton, which leaves loading and multiplying to the same warps on Hopper.
+Decoding a batch of so few rows takes as long as reading the weights if memory is never idle. Memory is idle while one
+kernel ends and the next begins. Hence one warp fills all of shared memory with the weight by the copy engine before it
+waits for earlier kernels, as soon as a multiprocessor is free: while the last programs of the previous kernel run, and
+during the small kernel between two matmuls. A group of warps multiplies, the weight as the first factor. The kernel is
+in Gluon, the level below Triton: on Hopper Triton cannot assign loads and matmuls to different warps.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, load, tiled
 
 OUTPUTS = 64
-"""Outputs of one tile: the rows that the matrix units take of a first factor."""
+"""Outputs of one tile: the rows of a first factor of the matrix units."""
 BOXES = 2
-"""Boxes of each factor, side by side, in a stage: reads of more than 128 bytes of a row at once are faster."""
+"""Adjacent boxes of each factor in a stage: reads of more than 128 contiguous bytes of a row are faster."""
 _MAX_PARTS = 8
 _SHARED = 200 * 1024
 """Bytes of shared memory for the stages of a program."""
 _REGISTERS = 64
-"""Registers of a thread: few, so that this kernel and the one before have room on a multiprocessor together."""
+"""Registers of a thread: few, so that this kernel and the previous one fit on a multiprocessor together."""
 
 
 @gluon.jit
 def _read(x, weight, shared, num_tiles, num_items, steps, PDL: gl.constexpr):
-    """Fill the stages in turn, as they become free, with what this program's items need."""
+    """Fill the stages with this program's items in order, as stages become free."""
     xs, ws, ready, free = shared
     STAGES: gl.constexpr = ready.shape[0]
     BOXES: gl.constexpr = xs.shape[0] // STAGES
@@ -71,7 +71,7 @@ def _read(x, weight, shared, num_tiles, num_items, steps, PDL: gl.constexpr):
 
 @gluon.jit
 def _multiply(shared, bias, out, num_rows, n, num_tiles, num_items, steps, BIAS: gl.constexpr):
-    """Each of the program's items: a tile of outputs, from one part of the inputs."""
+    """Compute each of the program's items: a tile of outputs, from one part of the inputs."""
     xs, ws, ready, free = shared
     STAGES: gl.constexpr = ready.shape[0]
     BOXES: gl.constexpr = xs.shape[0] // STAGES
@@ -88,7 +88,7 @@ def _multiply(shared, bias, out, num_rows, n, num_tiles, num_items, steps, BIAS:
                 i = s * BOXES + box
                 more = (step > 0) | (box > 0)
                 sums = warpgroup_mma(ws.index(i), xs.index(i).permute((1, 0)), sums, use_acc=more, is_async=True)
-            # the step before is waited for, this one is not
+            # waits for the previous step's matmul, not for this one's
             sums = warpgroup_mma_init(warpgroup_mma_wait(BOXES, deps=(sums,)))
             mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), pred=step > 0)
             at += 1
@@ -129,19 +129,19 @@ def _prefetch(
 
 
 def stages_of(rows: int) -> int:
-    """How many stages there is room for."""
+    """Return the number of stages that fit in shared memory."""
     return _SHARED // ((rows + OUTPUTS) * K * BOXES * 2)
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-    """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight [n, k].T + bias [n] is the sum of.
+    """Compute out [num_parts, num_rows, n], whose sum over parts is x [num_rows, k] @ weight [n, k].T + bias [n].
 
-    x and the weight contiguous and of one type of 16 bits, as `takes` of hopper/support.py has it; num_rows up to 64,
-    k at least 128 * num_parts, one part if there is a bias.
+    x and the weight contiguous and of one type of 16 bits that `takes` of hopper/support.py accepts; num_rows up to 64,
+    k at least 128 * num_parts, one part with a bias.
     """
     (num_rows, k), (num_parts, _, n) = x.shape, out.shape
     rows, num_tiles = max(16, triton.next_power_of_2(num_rows)), triton.cdiv(n, OUTPUTS)
-    steps, num_items = triton.cdiv(k, num_parts * K * BOXES), num_tiles * num_parts  # behind the inputs are zeros
+    steps, num_items = triton.cdiv(k, num_parts * K * BOXES), num_tiles * num_parts  # zeros follow the inputs
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     _prefetch[(min(num_items, num_sms),)](
         tiled(x, rows, K), tiled(weight, OUTPUTS, K), bias if bias is not None else x, out,
@@ -152,20 +152,20 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch
 
 
 def num_parts(n: int, k: int, device: torch.device) -> int:
-    """Into how many parts the k inputs of n outputs are cut: as many as let all programs run at once."""
+    """Return the number of parts of k inputs for n outputs: the most with which all programs run concurrently."""
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     return min(max(sms // -(-n // OUTPUTS), 1), _MAX_PARTS, -(-k // (K * BOXES)))
 
 
 def prefetch_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [num_rows, k] @ weight [n, k].T + bias [n]. -> [num_rows, n], dtype of x. Sums are in float32."""
+    """Compute x [num_rows, k] @ weight [n, k].T + bias [n]. -> [num_rows, n], dtype of x. Sums are in float32."""
     out = torch.empty(1, x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     launch(x, weight, out, bias)
     return out[0]
 
 
 def prefetch_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
+    """Compute the parts whose sum is x [num_rows, k] @ weight [n, k].T. -> float32 [num_parts, num_rows, n]"""
     n, k = weight.shape
     out = torch.empty(num_parts(n, k, x.device), x.shape[0], n, dtype=torch.float32, device=x.device)
     launch(x, weight, out)

@@ -1,7 +1,7 @@
-"""The prefill path for Hopper GPUs: K and V are gathered densely, then attended by a kernel that needs them so.
+"""The prefill path for Hopper GPUs: K and V are gathered densely for a kernel that reads dense blocks.
 
-To lay a token out takes as long as about MIN_QUERIES queries that see it, so that most rows which read a prompt gain by
-it, and few tokens behind a long text do not.
+Gathering a token takes as long as the attention of about MIN_QUERIES queries to it: most rows that read a prompt gain,
+few new tokens after a long prefix do not.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from graftlm.kernels.kv_store import CompactKV, Float8KV, KVStore
 from graftlm.kernels.wire_plan import WirePlan
 
 MIN_QUERIES = 400
-"""Queries, of all heads of a KV head, that see a token which is laid out, on average."""
+"""The least average number of queries, of all heads of a KV head, that attend to a gathered token."""
 
 FULL = 0.75
-"""The least part of a tile that is queries, where a KV head's query heads are no power of two."""
+"""The least filled share of a tile, where a KV head's query heads are no power of two."""
 
 FILLED = 0.6
-"""The least part of all tiles that is of some token, where rows end within them."""
+"""The least filled share of all tiles, where rows end within tiles."""
 
 SHARE = 64
-"""A step whose rows take more than this part of the card's memory, laid out, goes another way."""
+"""A gathered step may take a SHARE-th of the card's memory; larger steps use another path."""
 
 
 class PromptAttention(VerifiedPath):
-    """Causal attention of the rows of a step that have several new tokens, over their cached tokens and themselves."""
+    """Causal attention of the rows of a step with several new tokens, over their cached and new tokens."""
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
@@ -94,6 +94,6 @@ class PromptAttention(VerifiedPath):
 
 
 def _aligned(x: torch.Tensor) -> bool:
-    """Whether the copy engine can read it."""
+    """Return True if the copy engine can read `x`."""
     strides = all(stride * x.itemsize % 16 == 0 for stride in x.stride()[:-1])
     return strides and x.stride(-1) == 1 and x.data_ptr() % 16 == 0

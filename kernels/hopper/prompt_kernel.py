@@ -1,14 +1,13 @@
-"""Attention of long prompts on Hopper: many new tokens, whose keys and values lie densely (prompt_layout.py).
+"""Attention of long prompts on Hopper: many new tokens over dense keys and values (prompt_layout.py).
 
-A program has 128 queries of a KV head at a time. One warp has the copy engine bring in blocks of keys and of values,
-two groups of warps have 64 queries each. A group begins the products of its next scores, and of the weights before with
-their values, and works out the next weights while the latter are under way. The groups hand over their products in
-turns, so that those of one keep the matrix units busy while the other takes exponents; the form is that of
-FlashAttention-3 (Shah et al., 2024). This is in Gluon, the level below Triton, which leaves all of it to the same warps
-on Hopper.
+A program has 128 queries of a KV head at a time. One warp loads blocks of keys and values by the copy engine, two
+groups of warps have 64 queries each. A group starts the matmuls of its next scores and of its previous weights with
+their values, and computes the next weights during the latter. The groups alternate, so that the matmuls of one keep the
+matrix units busy during the exponentials of the other, as in FlashAttention-3 (Shah et al., 2024). The kernel is in
+Gluon, the level below Triton: on Hopper Triton cannot assign these roles to different warps.
 
 Blocks that every query sees whole come first, without masks: of the shared prefix, then of the row's own tokens. The
-end of the prefix follows, and own tokens that not all queries see.
+end of the prefix follows, then own tokens that only some queries see.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from graftlm.kernels.hopper.prompt_layout import BLOCK, FIELDS, QUERIES, padded
 from graftlm.kernels.hopper.tiles import load, tiled
 
 STAGES = 2
-"""Blocks that shared memory has room for."""
+"""Blocks in shared memory."""
 
 HEAD_DIMS = (64, 128)
 MAX_GROUP = QUERIES // 2
-"""Query heads of a KV head."""
+"""The largest number of query heads of a KV head."""
 
 _FIELDS = gl.constexpr(FIELDS)
 
 
 @gluon.jit
 def _tile(tiles, work, num_tiles, N: gl.constexpr):
-    """A tile as PromptLayout.tiles has it, its blocks, and its KV head.
+    """Return a tile in the form of PromptLayout.tiles, its blocks, and its KV head.
 
-    -> (first token, tokens, where the prefix begins, its length, where own tokens begin, own tokens before),
-       (blocks that are seen whole of the prefix, of own tokens; 1 if the prefix ends within one; all blocks), head
+    -> (first token, tokens, start of the prefix, its length, start of own tokens, earlier own tokens),
+       (whole blocks of the prefix, of own tokens; 1 if the prefix ends within a block; all blocks), head
     """
     t = tiles + work % num_tiles * _FIELDS
     tokens, shared, before = gl.load(t + 1), gl.load(t + 3), gl.load(t + 5)
@@ -56,7 +55,7 @@ def _tile(tiles, work, num_tiles, N: gl.constexpr):
 
 @gluon.jit
 def _read(q, k, v, tiles, num_tiles, num_work, shared, HEADS: gl.constexpr):
-    """Bring in queries, and blocks of keys and of values in turn, as there is room for them."""
+    """Load queries, then blocks of keys and values alternately, as stages become free."""
     qs, ks, vs, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = shared
     STAGES: gl.constexpr = ks.shape[0]
     N: gl.constexpr = ks.shape[1]
@@ -89,7 +88,7 @@ def _read(q, k, v, tiles, num_tiles, num_work, shared, HEADS: gl.constexpr):
 
 @gluon.jit
 def _begin_scores(qs, ks, turns, at, GROUP: gl.constexpr):
-    """In this group's turn, begin the products of its queries and of block `at`, which is there."""
+    """Start the matmul of this group's queries with the loaded block `at`, in the group's turn."""
     N: gl.constexpr = ks.shape[1]
     D: gl.constexpr = ks.shape[2]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -105,9 +104,9 @@ def _begin_scores(qs, ks, turns, at, GROUP: gl.constexpr):
 
 @gluon.jit
 def _weigh(scores, sees, high, total, scale, MASKED: gl.constexpr):
-    """Weights of a block's scores [64, N], of which queries see the first `sees`; and the softmax's state with it.
+    """Compute the weights of a block's scores [64, N], the first `sees` unmasked, and update the softmax's state.
 
-    -> weights [64, N], high [64], total [64], what a sum up to now is to be multiplied by [64]
+    -> weights [64, N], high [64], total [64], factor of the sums so far [64]
     """
     if MASKED:
         column = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, scores.type.layout))
@@ -121,7 +120,7 @@ def _weigh(scores, sees, high, total, scale, MASKED: gl.constexpr):
 
 @gluon.jit
 def _add_block(shared, state, at, sees, scale, MASKED: gl.constexpr, GROUP: gl.constexpr):
-    """Weigh block `at`, and add the values of the one before meanwhile."""
+    """Compute the weights of block `at` during the matmul of the previous block's values."""
     qs, ks, vs, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = shared
     STAGES: gl.constexpr = ks.shape[0]
     weights, high, total, acc = state
@@ -135,7 +134,7 @@ def _add_block(shared, state, at, sees, scale, MASKED: gl.constexpr, GROUP: gl.c
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_free.index(s))
     new_weights, high, total, shrink = _weigh(scores, sees, high, total, scale, MASKED)
-    # It passes at once. Without a loop in between ptxas puts the exponents behind the wait for the sums.
+    # It passes at once. Without a loop in between ptxas moves the exponentials after the wait for the sums.
     mbarrier.wait(v_ready.index(before), before_phase)
     acc = warpgroup_mma_wait(0, deps=(sums,))
     mbarrier.arrive(v_free.index(before))
@@ -147,7 +146,7 @@ def _add_block(shared, state, at, sees, scale, MASKED: gl.constexpr, GROUP: gl.c
 def _attend_tiles(
     shared, out, tiles, num_tiles, num_work, scale, out_token, out_head, GROUP: gl.constexpr, HEADS: gl.constexpr
 ):  # fmt: skip
-    """This group's 64 queries of each of the program's tiles."""
+    """Attend this group's 64 queries of each of the program's tiles."""
     qs, ks, vs, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = shared
     STAGES: gl.constexpr = ks.shape[0]
     N: gl.constexpr = ks.shape[1]
@@ -165,7 +164,7 @@ def _attend_tiles(
         whole, own_whole, end, count = blocks
         unmasked = whole + own_whole
         query = GROUP * 64 + gl.arange(0, 64, layout=queries)
-        sees_own = before + query // PADDED + 1 - own_whole * N  # from the first own block on that not all see whole
+        sees_own = before + query // PADDED + 1 - own_whole * N  # counted from the first masked own block on
         sees_end = shared_len - whole * N
         mbarrier.wait(q_ready, turn & 1)
         mbarrier.wait(k_ready.index(at % STAGES), at // STAGES & 1)
@@ -245,11 +244,11 @@ def _attend(
 def prompt_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor, scale: float, out: torch.Tensor
 ) -> None:
-    """Attend the tiles of a PromptLayout to the blocks of it, causally; softmax in float32.
+    """Attend the tiles of a PromptLayout to its blocks, causally; softmax in float32.
 
     q      [num_tokens, num_heads, head_dim], of 16 bits, of the whole step, last dimension dense
-    k, v   [num_laid_out, num_kv_heads, head_dim]: what lay_out gives, or what needs no laying out; heads side by side
-    tiles  int32 [num_tiles, FIELDS], for as many query heads a KV head as there are
+    k, v   [num_laid_out, num_kv_heads, head_dim]: the result of lay_out, or dense K and V of the step; heads adjacent
+    tiles  int32 [num_tiles, FIELDS], for this number of query heads of a KV head
     scale  above 0
     out    [num_tokens, num_heads, head_dim], dtype of q: the tiles' tokens are written
     """

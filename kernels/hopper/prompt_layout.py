@@ -1,7 +1,7 @@
-"""Where rows that read prompts find their keys and values laid out densely, and how their queries are cut.
+"""The dense layout of the keys and values of rows that read prompts, and the tiles of their queries.
 
-A row's own tokens, the cached ones and then those of the step, lie one after the other, from a multiple of BLOCK on; a
-prefix that several rows share lies there once for all of them.
+A row's own tokens, the cached tokens and then the step's, are consecutive from a multiple of BLOCK on; a prefix that
+several rows share exists once.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from graftlm.kernels.transfer import send
 from graftlm.kernels.wire_plan import WirePlan
 
 MIN_TOKENS = 1280
-"""New tokens of a step that is laid out: for so many a card takes longer than the host for one more launch a layer."""
+"""The least number of new tokens of a gathered step: with fewer, the host is slower than the card at one more launch a
+layer."""
 
 BLOCK = 128
-"""Tokens of a block, which is laid out and attended to in one go."""
+"""Tokens of a block, the unit of gathering and of attention."""
 
 QUERIES = 128
-"""Queries of a tile: those of a KV head's query heads, of consecutive tokens."""
+"""Queries of a tile: all query heads of a KV head, of consecutive tokens."""
 
 FIELDS = 8
-"""Numbers for each block and each tile, the last two unused."""
+"""Numbers of each block and each tile, the last two unused."""
 
 
 def padded(group: int) -> int:
-    """For how many query heads of a KV head a tile has room, where there are `group`: a power of two."""
+    """Return the query heads of a KV head in a tile: `group` rounded up to a power of two."""
     return 1 << (group - 1).bit_length()
 
 
 @dataclass
 class PromptLayout:
-    """Rows of a step, the last ones.
+    """The layout of the last rows of a step.
 
-    first_token where their new tokens begin in the step
-    num_tokens  tokens that are laid out, up to whole blocks
-    num_pairs   how many times a query of a head sees a token
+    first_token index in the step of the rows' first new token
+    num_tokens  gathered tokens, rounded up to whole blocks
+    num_pairs   number of pairs of a query of a head and a visible token
     longest     the most tokens of a row
-    dense       whether the step's own K and V are laid out already: of one row, without cached tokens
-    blocks      int32 [num_blocks, FIELDS]: row of the step; which of its tokens is the first of its stretch; where in
-                that stretch the block begins; cached tokens of the stretch, then tokens of the step, and the first of
-                those in the step. Blocks lie in this order.
+    dense       whether the step's own K and V are the layout already: one row, without cached tokens
+    blocks      int32 [num_blocks, FIELDS]: row of the step; the row's token that begins the stretch; offset of the
+                block in the stretch; cached tokens of the stretch, then tokens of the step, and the first of these in
+                the step. Blocks are in memory order.
     """
 
     first_token: int
@@ -52,19 +53,19 @@ class PromptLayout:
     longest: int
     dense: bool
     blocks: torch.Tensor
-    _rows: np.ndarray  # int64 [6, num_rows]: of each row what its tiles have, in the order of `tiles`
+    _rows: np.ndarray  # int64 [6, num_rows]: the fields of each row's tiles, in the order of `tiles`
     _tiles: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def filled(self, group: int) -> float:
-        """The part of the tiles that is of some token, where `group` query heads share a KV head."""
+        """Return the filled share of the tiles, where `group` query heads share a KV head."""
         new, each = self._rows[1], QUERIES // padded(group)
         return float(new.sum() / (each * (-(-new // each)).sum()))
 
     def tiles(self, group: int) -> torch.Tensor:
-        """Tiles of QUERIES queries where `group` query heads share a KV head; the longest first.
+        """Return the tiles of QUERIES queries where `group` query heads share a KV head, the longest first.
 
-        -> int32 [num_tiles, FIELDS], on the device: first token in the step; tokens; where the shared prefix begins as
-           it is laid out, its length; where the row's own tokens begin; own tokens before the tile's first one
+        -> int32 [num_tiles, FIELDS], on the device: first token in the step; tokens; start of the shared prefix in the
+           layout, its length; start of the row's own tokens; own tokens before the tile's first
         """
         if group not in self._tiles:
             start, new, shared, shared_len, own, cached = self._rows
@@ -82,7 +83,7 @@ class PromptLayout:
 
 
 def prompt_layout(plan: WirePlan, first_row: int, device: torch.device) -> PromptLayout:
-    """Lay out rows [first_row, ...) of a step."""
+    """Compute the layout of rows [first_row, ...) of a step."""
     new, past = plan.num_new[first_row:], plan.past[first_row:]
     start = plan.ends[first_row:] - new
     shared_len = np.zeros_like(past)
@@ -113,6 +114,6 @@ def prompt_layout(plan: WirePlan, first_row: int, device: torch.device) -> Promp
 
 
 def _within(counts: np.ndarray) -> np.ndarray:
-    """0, 1, ..., counts[0] - 1, 0, 1, ..., counts[1] - 1, and so on."""
+    """Return 0, 1, ..., counts[0] - 1, 0, 1, ..., counts[1] - 1, and so on."""
     within: np.ndarray = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return within

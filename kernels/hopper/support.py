@@ -1,4 +1,4 @@
-"""Whether kernels in Gluon, the level below Triton, run here. Ours are for Hopper."""
+"""Support of this machine for the kernels in Gluon, the level below Triton, all of them for Hopper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GluonModule = Literal[
 
 @functools.cache
 def gluon_kernel(name: GluonModule) -> ModuleType | None:
-    """Import the module graftlm.kernels.`name`; None where Triton lacks what it is written in, as before 3.6."""
+    """Import the module graftlm.kernels.`name`; None if Triton lacks a feature that it uses, as before 3.6."""
     if triton_version() < (3, 6):
         return None
     try:
@@ -37,7 +37,7 @@ def gluon_kernel(name: GluonModule) -> ModuleType | None:
 
 
 def takes(weight: torch.Tensor) -> bool:
-    """Whether the copy engine can read `weight` [n, k], and the matrix units multiply it, as these kernels have it."""
+    """Return True if copy engine and matrix units support `weight` [n, k] in the layout of these kernels."""
     device = weight.device
     if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) != (9, 0):
         return False

@@ -1,10 +1,10 @@
-"""The product of more than 64 rows with a weight on Hopper, each output summed in the order of prefetch_matmul.py.
+"""The matmul of more than 64 rows with a weight on Hopper, each output summed in the order of prefetch_matmul.py.
 
 Every output is summed over its inputs from the first to the last, sixteen at a time, within each of a number of parts
-that does not depend on the rows. So a row's result is the same to the last bit for every number of rows and every tile,
-and both kernels give the same. One warp has the copy engine bring in tiles of both factors, two groups of warps
-multiply them, the weight as the first factor. This is in Gluon, the level below Triton, which leaves loading and
-multiplying to the same warps on Hopper.
+that does not depend on the rows. A row's result is equal to the bit for every number of rows and every tile, and in
+both kernels. One warp loads tiles of both factors by the copy engine, two groups of warps multiply them, the weight as
+the first factor. The kernel is in Gluon, the level below Triton: on Hopper Triton cannot assign loads and matmuls to
+different warps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from graftlm.kernels.hopper.prefetch_matmul import BOXES
 from graftlm.kernels.hopper.tiles import K, load, place, tiled
 
 BAND = 8
-"""Tiles of rows whose rows of x are kept in the second-level cache while the weight is read."""
+"""Tiles of rows whose rows of x stay in the second-level cache while the weight is read."""
 
 _SHARED = 200 * 1024
 """Bytes of shared memory for the stages of a program."""
@@ -36,7 +36,7 @@ _SHARED = 200 * 1024
 
 @gluon.jit
 def _read_weight(weight, shared, s, tile, inputs, pred):
-    """Into stage `s`, the weight's part of a tile's step."""
+    """Load the weight of a tile's step into stage `s`."""
     _, ws, ready, _ = shared
     BOXES: gl.constexpr = ws.shape[0] // ready.shape[0]
     for box in gl.static_range(BOXES):
@@ -45,7 +45,7 @@ def _read_weight(weight, shared, s, tile, inputs, pred):
 
 @gluon.jit
 def _read(x, weight, shared, sizes, BAND: gl.constexpr, PARTS: gl.constexpr, PDL: gl.constexpr):
-    """Fill the stages in turn, as they become free, with what this program's items need."""
+    """Fill the stages with this program's items in order, as stages become free."""
     xs, ws, ready, free = shared
     across, down, num_items, steps = sizes
     STAGES: gl.constexpr = ready.shape[0]
@@ -79,7 +79,7 @@ def _multiply(
     shared, bias, out, num_rows, n, sizes,
     GROUP: gl.constexpr, BAND: gl.constexpr, PARTS: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """This group's half of each of the program's tiles: 64 outputs, or half of the rows."""
+    """Compute this group's half of each of the program's tiles: 64 outputs, or half of the rows."""
     xs, ws, ready, free = shared
     across, down, num_items, steps = sizes
     STAGES: gl.constexpr = ready.shape[0]
@@ -99,7 +99,7 @@ def _multiply(
                 mbarrier.wait(ready.index(s), at // STAGES & 1)
                 factor = xs.index(s * X_BOXES + X).permute((1, 0))
                 sums = warpgroup_mma(ws.index(s * W_BOXES + W), factor, sums, use_acc=step > 0, is_async=True)
-                # the step before is waited for, this one is not
+                # waits for the previous step's matmul, not for this one's
                 sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(sums,)))
                 mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), pred=step > 0)
                 at += 1
@@ -150,9 +150,9 @@ def _tiled(
 
 
 class Tile(NamedTuple):
-    """How the kernel is cut: rows of one box of x, its boxes and those of the weight, of 64 outputs each.
+    """The tile of the kernel: rows of a box of x, boxes of x, boxes of the weight of 64 outputs each.
 
-    Of one factor there are two boxes, one for each group of warps.
+    One of the factors has two boxes, one for each group of warps.
     """
 
     rows: int
@@ -168,9 +168,9 @@ SQUARE, WIDE, NARROW = Tile(128, 1, 2), Tile(256, 1, 2), Tile(64, 2, 1)
 
 
 def tile_of(num_rows: int, n: int, num_parts: int, num_sms: int, *, summed: bool) -> Tile:
-    """The fastest tile of those tried.
+    """Return the fastest measured tile.
 
-    summed  whether a program adds up all parts, for which a large tile has too few registers
+    summed  whether a program sums all parts, for which a large tile has too few registers
     """
     across = triton.cdiv(n, 128) * (1 if summed else num_parts)
     if num_rows <= 128:
@@ -187,17 +187,17 @@ def launch(
     num_parts: int = 1,
     tile: Tile | None = None,
 ) -> None:
-    """out [num_parts or 1, num_rows, n]: what x [num_rows, k] @ weight [n, k].T + bias [n] is the sum of, or that.
+    """Compute x [num_rows, k] @ weight [n, k].T + bias [n], or its parts. -> out [1 or num_parts, num_rows, n]
 
-    x and the weight contiguous and of one type of 16 bits, as `takes` of hopper/support.py has it; k at least
-    128 * num_parts, one part if there is a bias.
+    x and the weight contiguous and of one type of 16 bits that `takes` of hopper/support.py accepts; k at least
+    128 * num_parts, one part with a bias.
     """
     (num_rows, k), (given_parts, _, n) = x.shape, out.shape
     summed = given_parts < num_parts
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     tile = tile or tile_of(num_rows, n, num_parts, num_sms, summed=summed)
     across, down = triton.cdiv(n, 64 * tile.w_boxes), triton.cdiv(num_rows, tile.rows * tile.x_boxes)
-    # parts are as prefetch_matmul.py cuts them; behind the inputs are zeros
+    # parts are those of prefetch_matmul.py; zeros follow the inputs
     steps, num_items = triton.cdiv(k, num_parts * K * BOXES) * BOXES, across * down * given_parts
     _tiled[(min(num_items, num_sms),)](
         tiled(x, tile.rows, K), tiled(weight, 64, K), bias if bias is not None else x, out,

@@ -1,6 +1,6 @@
-"""Shared by the kernels in Gluon: how the copy engine reads tiles of a matrix and writes them, gates, pairs.
+"""Shared parts of the kernels in Gluon: tiles of a matrix for the copy engine, gates, pairs.
 
-Only kernels in Gluon import this module: it is not there in every Triton that ours run on (hopper/support.py).
+Only kernels in Gluon import this module: not every supported Triton has Gluon (hopper/support.py).
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-# as they are called since Triton 3.7, and before
+# names since Triton 3.7, and before
 load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 K = 64
-"""Inputs of a tile: 128 bytes, the widest rows that the copy engine lays out for the matrix units."""
+"""Inputs of a tile: 128 bytes, the widest rows in the copy engine's layout for the matrix units."""
 
 
 @functools.cache
 def shared_layout(*shape: int) -> gl.NVMMASharedLayout:
-    """How a tile of any type of 16 bits lies in shared memory."""
+    """Return the layout in shared memory of a tile of any type of 16 bits."""
     return gl.NVMMASharedLayout.get_default_for(list(shape), gl.float16)
 
 
 def tiled(x: torch.Tensor, *tile: int) -> TensorDescriptor:
-    """x, of 16 bits, as the copy engine reads or writes it tile by tile. What lies outside is 0, and not written."""
+    """Return the copy engine's descriptor of x, of 16 bits, by tiles. Elements outside are read as 0, never written."""
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(tile), shared_layout(*tile))
 
 
 def rounds(num_tiles: int, device: torch.device) -> int:
-    """How many of the tiles a program has at most, with one program on each multiprocessor."""
+    """Return the largest number of tiles of a program, with one program on each multiprocessor."""
     num_sms: int = torch.cuda.get_device_properties(device).multi_processor_count
     return -(-num_tiles // num_sms)
 
 
 @gluon.jit
 def gated(sums, kind: gl.constexpr, ACTIVATION: gl.constexpr):
-    """activation(gate) * up of sums [64, rows]: eight gates, their eight ups, and so on. -> kind [32, rows]"""
+    """Compute activation(gate) * up of sums [64, rows]: eight gates, their eight ups, and so on. -> kind [32, rows]"""
     rows: gl.constexpr = sums.shape[1]
     gates, ups = gl.split(gl.permute(gl.reshape(sums, [4, 2, 8, rows]), [0, 2, 3, 1]))
-    # rounded where separate kernels round
+    # rounded as in separate kernels
     gates, ups = gates.to(kind).to(gl.float32), ups.to(kind).to(gl.float32)
     x = gates
-    if ACTIVATION == "gelu_tanh":  # as kernels/gpu/activation.py has it
+    if ACTIVATION == "gelu_tanh":  # as in kernels/gpu/activation.py
         x = gates * (1.5957691216057308 + 0.07135481627260025 * gates * gates)
     return gl.reshape(((gates / (1.0 + gl.exp(-x))).to(kind).to(gl.float32) * ups).to(kind), [32, rows])
 
 
 @gluon.jit
 def place(tile, across, down, BAND: gl.constexpr):
-    """The row and the column of a tile in a grid of `down` x `across` tiles, which are taken in bands of BAND rows."""
+    """Return row and column of a tile in a grid of `down` x `across` tiles, ordered in bands of BAND rows."""
     first = tile // (across * BAND) * BAND
     height = gl.minimum(down - first, BAND)
     within = tile - first * across
@@ -68,14 +68,14 @@ _NEGATED = {
         fma.rn.f32 c, c, 0fBDD2D3E8, 0fC0135761; fma.rn.f32 d, d, 0fBDD2D3E8, 0fC0135761;
         mul.f32 c, c, a; mul.f32 d, d, b;""",  # -log2(e) * (1.5957691 + 0.071354816 x^2) * x
 }
-"""PTX of what the sigmoid is taken of, negated and in base 2, for gates a and b."""
+"""PTX of the sigmoid's argument, negated and in base 2, for gates a and b."""
 
 
 def _gate_mul(activation: str, kind: str, unpack: str) -> str:
-    """PTX of activation(gate) * up for two at a time, rounded where separate kernels round.
+    """Return PTX of activation(gate) * up for two pairs, rounded as in separate kernels.
 
-    What the language offers rounds one gate at a time and divides, which the card does an eighth as fast as all else:
-    8,192 rows by 14,336 gates of 4,096 inputs would take 2,379 instead of 2,349 us.
+    Gluon's own operations round one gate at a time and divide, at an eighth of the card's other rates: 8,192 rows by
+    14,336 gates of 4,096 inputs would take 2,379 instead of 2,349 us.
     """
     return f"""{{
         .reg .b32 gates, ups; .reg .b16 x, y; .reg .f32 a, b, c, d;
@@ -102,7 +102,7 @@ _GELU_FLOAT16 = gl.constexpr(_gate_mul("gelu_tanh", *_FLOAT16))
 
 @gluon.jit
 def gated_across(sums, to, ACTIVATION: gl.constexpr):
-    """activation(gate) * up of sums [rows, n]: eight gates, the eight that they are for, and so on.
+    """Compute activation(gate) * up of sums [rows, n]: eight gates, their eight ups, and so on.
 
     -> [rows, n / 2], dtype of `to`, in shared memory
     """
@@ -118,7 +118,7 @@ def gated_across(sums, to, ACTIVATION: gl.constexpr):
 
 @gluon.jit
 def halves(pair):
-    """The two numbers of each pair, as 16 bits each, side by side."""
+    """Split each pair into its two numbers of 16 bits. -> [..., 2]"""
     first, second = gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pair], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
     )

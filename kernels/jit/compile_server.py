@@ -1,4 +1,4 @@
-"""Processes that compile kernels: threads of one process take turns at it, for most of Triton is written in Python."""
+"""Processes that compile kernels: threads of one process would take turns, for most of Triton is written in Python."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from itertools import count
 from typing import Any, Self
 
 LONGEST_S = 60.0
-"""How long a kernel, or the start of the program, is waited for before it is given up."""
+"""Seconds to wait for a kernel, or for the start of the server, before giving up."""
 
 FEWEST_CORES = 4
-"""With fewer, processes have no more room than threads."""
+"""The least number of cores: with fewer, processes are no faster than threads."""
 
 
 class CompileServer:
-    """A program beside this one that compiles kernels in forks of itself, into Triton's cache on disk.
+    """A server process that compiles kernels in forks of itself, into Triton's cache on disk.
 
-    It takes seconds to start, so it is started early, and gets no kernel before one was missing in the cache. Where it
-    cannot run, or fails, it compiles nothing, and whoever needs a kernel does.
+    It takes seconds to start, hence it starts early, and receives no kernel before one is missing in the cache. If it
+    cannot run, or fails, it compiles nothing, and each kernel compiles at its first launch.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class CompileServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, with all that it is compiling."""
+        """End the server and its forks."""
         self._leave()
         if self._process is None:
             return
@@ -63,9 +63,9 @@ class CompileServer:
                     pipe.close()
 
     def compile(self, function: Any, specialization: str) -> None:
-        """Wait until a kernel of ours is compiled, or cannot be compiled here; not if all were in the cache so far.
+        """Wait until a kernel is compiled, or compilation has failed; return at once while all were in the cache.
 
-        specialization  what `function.preload` takes
+        specialization  the argument of `function.preload`
         """
         if not self._missed or not self._waited_for(self._ready):
             return
@@ -93,13 +93,13 @@ class CompileServer:
         self._waited_for(done)
 
     def _waited_for(self, event: threading.Event) -> bool:
-        """Whether it happened; if it takes too long, nothing is asked of the program any more."""
+        """Return True if `event` is set in time; otherwise stop sending jobs to the server."""
         if not self._gone and not event.wait(LONGEST_S):
             self._leave()
         return not self._gone
 
     def _look_up(self, *, cache_hit: bool, **rest: Any) -> None:
-        """What Triton calls for every kernel that it has compiled or found."""
+        """Receive Triton's notice of a compiled or cached kernel."""
         self._missed |= not cache_hit
         if self._listener is not None:
             self._listener(cache_hit=cache_hit, **rest)
@@ -115,7 +115,7 @@ class CompileServer:
         self._leave()
 
     def _leave(self) -> None:
-        """Let nobody wait any more."""
+        """Release all waiting threads."""
         self._gone = True
         for event in (self._ready, *list(self._waiting.values())):
             event.set()
@@ -134,7 +134,7 @@ def _start() -> subprocess.Popen[str] | None:
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "TRITON_CACHE_DIR": knobs.cache.dir,
             "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",  # what forks has one thread
+            "OMP_NUM_THREADS": "1",  # a process that forks must have one thread
             "OPENBLAS_NUM_THREADS": "1",
         }
         return subprocess.Popen(

@@ -1,8 +1,8 @@
-"""Compiles Triton kernels for another process: what `CompileServer` runs, as a program of its own.
+"""The program of `CompileServer`: it compiles Triton kernels for another process.
 
-stdin   a job a line, as JSON: number, module, name (of a kernel there), specialization (what `JITFunction.preload`
-        takes), target (what `GPUTarget` takes). The program ends with it.
-stdout  "ready" once everything is imported, then the number of each job that is done, compiled or not.
+stdin   a job a line, as JSON: number, module, name of a kernel in it, specialization (argument of
+        `JITFunction.preload`), target (arguments of `GPUTarget`). The program ends at the end of stdin.
+stdout  "ready" once everything is imported, then the number of each finished job, compiled or not.
 
 Each job runs in a fork, which leaves its result in Triton's cache on disk. No GPU is touched.
 """
@@ -39,11 +39,11 @@ KERNELS = (
     "gpu.step_inputs",
     "hopper.gather_kv",
 )
-"""The modules of graftlm.kernels that launch kernels in Triton; hopper/support.py lists those in Gluon."""
+"""The modules of graftlm.kernels that launch kernels in Triton; hopper/support.py lists the modules in Gluon."""
 
 
 class _NoTorch(ModuleType):
-    """Stands for torch, which takes longer to import than all else: kernels' modules name it, kernels do not."""
+    """A stand-in for torch, the slowest import: modules of kernels name torch, kernels do not."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -58,7 +58,7 @@ class _NoTorch(ModuleType):
 
 
 class _NoDriver:
-    """All that Triton asks a driver for when it compiles: the GPU to compile for."""
+    """The part of a driver that Triton's compiler uses: the target GPU."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -72,7 +72,7 @@ class _NoDriver:
 
 def main() -> None:
     replies = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # output of libraries is not a reply
     _import_all()
     os.write(replies, b"ready\n")
     for line in sys.stdin:
@@ -86,13 +86,13 @@ def main() -> None:
 
 
 def _import_all() -> None:
-    """Import and compute once, before forking, what every fork would otherwise import and compute anew."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    """Import modules and compute Triton's key once, before forking, instead of in every fork."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the forks
     sys.modules["torch"] = _NoTorch("torch")
     from graftlm.kernels.hopper.support import GluonModule
 
     for name in (*KERNELS, *get_args(GluonModule)):
-        with suppress(Exception):  # this Triton lacks what the module is written in
+        with suppress(Exception):  # this Triton lacks a feature that the module uses
             importlib.import_module(f"graftlm.kernels.{name}")
     with suppress(ImportError):
         from triton.runtime.cache import triton_key
@@ -111,7 +111,7 @@ def _compile(job: dict[str, Any]) -> None:
     if target.backend == "cuda":
         from triton.backends.nvidia.driver import CudaLauncher
 
-        CudaLauncher(kernel.src, kernel.metadata)  # which older Tritons compile for each signature, by a C compiler
+        CudaLauncher(kernel.src, kernel.metadata)  # older Tritons compile a launcher for each signature, in C
 
 
 if __name__ == "__main__":

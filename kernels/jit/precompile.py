@@ -1,4 +1,4 @@
-"""Kernels compiled side by side, before the call that needs them would compile one after the other."""
+"""Kernels compiled in parallel, ahead of the call that would compile them one after the other."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class _WarningFilters:
-    """Those of the process, kept as they are while threads compile.
+    """The warning filters of the process, kept constant while threads compile.
 
-    Triton changes them for a moment at every step, and a thread puts back what another one had changed.
+    Triton changes the filters temporarily at every step, and a thread would restore the state of another thread.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _WarningFilters:
         self._content: list[Any] = []
 
     def keep(self) -> None:
-        """Until `give_back` was called as often."""
+        """Keep the filters until `give_back` has been called as often."""
         with self._lock:
             if not self._users:
                 self._before, self._content = warnings.filters, list(warnings.filters)
@@ -45,7 +45,7 @@ class _WarningFilters:
             if not self._users:
                 self._before[:] = self._content
                 warnings.filters = self._before
-                with warnings.catch_warnings():  # so that what was shown or left out meanwhile is looked at again
+                with warnings.catch_warnings():  # resets the registry of warnings shown in the meantime
                     pass
 
 
@@ -53,9 +53,9 @@ _filters = _WarningFilters()
 
 
 class _NoLaunches:
-    """While it is entered, our kernels are looked up in dry runs, but not launched.
+    """A context in which kernels are looked up in dry runs, but not launched.
 
-    One that is loaded already would read what those that were left out should have written, and could leave its memory.
+    A loaded kernel would read results that skipped kernels did not write, and could access memory out of bounds.
     """
 
     def __init__(self) -> None:
@@ -91,9 +91,9 @@ _no_launches = _NoLaunches()
 
 
 class Compiling:
-    """Kernels that threads compile meanwhile. None of them may be launched before `wait` has returned.
+    """Kernels that threads compile in the background. None of them may be launched before `wait` has returned.
 
-    server  what compiles them for the threads; None: they do
+    server  compiles for the threads; None compiles in the threads
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Compiling:
         self._pool = ThreadPoolExecutor(
             threads, "graftlm compile", initializer=torch.cuda.set_device, initargs=(index,)
         )
-        for function, specialization in reversed(kernels):  # a start launches those last that take longest
+        for function, specialization in reversed(kernels):  # a start launches the slowest kernels last
             _filters.keep()
             done = self._pool.submit(_compile, function, specialization, server)
             done.add_done_callback(lambda _: _filters.give_back())
         self._pool.shutdown(wait=False)
 
     def wait(self) -> int:
-        """Wait for all of them. -> how many"""
+        """Wait for all kernels. -> number of kernels"""
         if self._pool is not None:
             self._pool.shutdown()
         return self._kernels
@@ -124,11 +124,10 @@ class Compiling:
 def compile_meanwhile(
     run: Callable[[], object], device: torch.device, server: CompileServer | None = None
 ) -> Compiling:
-    """Begin to compile what `run` launches on `device`, in threads, or in the processes of `server`.
+    """Start to compile the kernels that `run` launches on `device`, in threads, or in the processes of `server`.
 
-    `run` is called once, with every launch of our kernels left out: what it computes is void, and what it raises is
-    left for the call that counts to raise. So is a kernel that does not compile. Where Triton does not run, nothing is
-    done.
+    `run` is called once, with every launch of our kernels skipped: its results are undefined, and its exceptions are
+    suppressed, as are failures to compile, since the real call raises them again. Without Triton this does nothing.
     """
     wanted = _Wanted()
     if triton_problem(device) is None:
@@ -145,17 +144,17 @@ def compile_meanwhile(
 
 
 def is_dry() -> bool:
-    """Whether this thread is in the run of a `compile_meanwhile`, where what is computed is void."""
+    """Return True if this thread is in a dry run of `compile_meanwhile`, whose results are undefined."""
     return getattr(_here, "dry", False)
 
 
 def compile_together(run: Callable[[], object], device: torch.device) -> int:
-    """Compile the kernels that `run` launches and wait for them. -> how many kernels"""
+    """Compile the kernels that `run` launches and wait for them. -> number of kernels"""
     return compile_meanwhile(run, device).wait()
 
 
 class _Wanted:
-    """A hook of Triton before it compiles a kernel: on its own thread it notes the kernel down and declines."""
+    """A hook of Triton before the compilation of a kernel: on its own thread it records the kernel and declines."""
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[str, Any], tuple[Any, str]] = {}
@@ -176,4 +175,4 @@ def _compile(function: Any, specialization: str, server: CompileServer | None) -
     with suppress(Exception):
         if server is not None:
             server.compile(function, specialization)
-        assert function.preload(specialization).run  # what launches it is compiled when it is asked for
+        assert function.preload(specialization).run  # accessing `run` compiles the launcher

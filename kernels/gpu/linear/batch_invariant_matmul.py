@@ -1,8 +1,8 @@
-"""A matrix product whose result for a row does not depend on the other rows, nor on how many there are.
+"""A batch-invariant matmul: the result for a row depends neither on the other rows nor on their number.
 
-Libraries choose another order of summation for another number of rows. Here each output is summed over the inputs in
-one order, by one program; only the number of rows and outputs that a program has depends on the shape, where the
-card's matrix units were found to give the same bits for both.
+Libraries choose the order of summation by the number of rows. Here one program sums each output over the inputs in a
+fixed order; only the tile of a program depends on the shape, on cards whose matrix units yield equal bits for both
+tiles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _product(
     x, weight, bias, out, num_rows, n_total, k_total, x_row, weight_row, out_row,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs, block of rows), 8 blocks of rows at a time: they find the weights in the cache."""
+    """Program (block of outputs, block of rows); 8 blocks of rows in succession find the weights in the cache."""
     blocks_m, blocks_n = tl.cdiv(num_rows, M), tl.cdiv(n_total, N)
     program = tl.program_id(0)
     group = program // (8 * blocks_n)
@@ -47,7 +47,7 @@ def _product(
 
 @dataclass(frozen=True)
 class ProductTile:
-    """How the product is cut: rows and outputs of a program, inputs read at once, warps, reads under way."""
+    """The tile of a matmul: rows and outputs of a program, inputs of a step, warps, stages."""
 
     rows: int
     outputs: int
@@ -58,15 +58,15 @@ class ProductTile:
 
 SMALL = ProductTile(64, 32, 128, 4, 4)
 LARGE = ProductTile(128, 128, 64, 8, 3)
-EXACT = ProductTile(32, 32, 32, 4, 2)  # float32, which the matrix units do not compute exactly
+EXACT = ProductTile(32, 32, 32, 4, 2)  # for float32, which the matrix units do not compute exactly
 MANY_ROWS = 128
 
 
 class FixedProduct:
-    """x @ weight.T + bias, each row to the last bit as it would be alone.
+    """The linear function x @ weight.T + bias, whose rows do not depend on the batch, to the bit.
 
-    Large tiles are for one dtype, and for cards where they give the bits of small ones. That is found out here: a step
-    cannot, it may be a dry one (jit/precompile.py), whose products are void.
+    Large tiles are for one dtype, and for cards where they yield the bits of small ones. The constructor tests that: a
+    step may be a dry run (jit/precompile.py), whose results are undefined.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -75,7 +75,7 @@ class FixedProduct:
         self._many = LARGE if large else _few(dtype)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x [..., k], weight [n, k], bias [n] -> [..., n], dtype of x; sums in float32."""
+        """Multiply x [..., k] with weight [n, k] and add bias [n]. -> [..., n], dtype of x; sums in float32"""
         rows = x.reshape(-1, x.shape[-1])
         tile = self._many if len(rows) >= MANY_ROWS and x.dtype == self.dtype else _few(x.dtype)
         return product(rows, weight, bias, tile).view(*x.shape[:-1], weight.shape[0])
@@ -86,13 +86,13 @@ def _few(dtype: torch.dtype) -> ProductTile:
 
 
 def _tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether both tiles give the same bits on this card."""
+    """Return True if both tiles yield equal bits on this card."""
     x, weight = (torch.randn(n, 4096, device=device).to(dtype) for n in (256, 256))
     return torch.equal(product(x, weight, None, SMALL), product(x, weight, None, LARGE))
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: ProductTile) -> torch.Tensor:
-    """x [num_rows, k] @ weight [n, k].T + bias [n], last dimensions dense. -> [num_rows, n], dtype of x."""
+    """Compute x [num_rows, k] @ weight [n, k].T + bias [n], last dimensions dense. -> [num_rows, n], dtype of x"""
     num_rows, k = x.shape
     n = weight.shape[0]
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)

@@ -1,8 +1,7 @@
-"""The product of one row with a very large weight, as decoding a single sequence needs it: bound by reading the weight.
+"""The matmul of one row with a very large weight, for decoding a single sequence: bound by reading the weight.
 
-Each program streams a few rows of the weight, whole, so nothing is split or joined, and takes in the gate of an MLP.
-More rows than one, and smaller weights, are faster through the matrix units: see skinny_matmul.py, and
-bench/notes/gpu.md.
+Each program streams a few whole rows of the weight, so no sums are split or joined, and the gate of an MLP is fused.
+Two rows or more, and smaller weights, are faster through the matrix units: see skinny_matmul.py and bench/notes/gpu.md.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def _gemv(
     n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
     n_ok = n < n_total
     here = weight + n.to(tl.int64)[:, None] * weight_row + k[None, :]
-    there = here + n_total.to(tl.int64) * weight_row  # of the factor that a gate is for
+    there = here + n_total.to(tl.int64) * weight_row  # up projection of a gate
     acc = tl.zeros([N, K], tl.float32)
     acc_up = tl.zeros([N, K], tl.float32)
     launch_dependents(PDL)
@@ -48,7 +47,7 @@ def _gemv(
     w_up = w
     if GATED:
         w_up = tl.load(there, mask=ok, other=0.0, eviction_policy="evict_first")
-    grid_wait(PDL)  # the first weights are on their way before the inputs are there
+    grid_wait(PDL)  # the first weights are in flight before the inputs are complete
     acc, acc_up = _take(w, w_up, x, 0, k_total, acc, acc_up, K, GATED)
     for first in tl.range(K, k_total, K, num_stages=STAGES):
         ok = n_ok[:, None] & (first + k < k_total)[None, :]
@@ -64,7 +63,7 @@ def _gemv(
             y_up += tl.load(bias + n_total + n, mask=n_ok, other=0.0).to(tl.float32)
     kind = out.dtype.element_ty
     if GATED:
-        # rounded where separate kernels round
+        # rounded as in separate kernels
         gate = y.to(kind).to(tl.float32)
         y = activated(gate, ACTIVATION).to(kind).to(tl.float32) * y_up.to(kind).to(tl.float32)
     tl.store(out + n, y.to(kind), mask=n_ok)
@@ -72,7 +71,7 @@ def _gemv(
 
 @dataclass(frozen=True)
 class GemvTile:
-    """How the kernel is cut: outputs of a program, inputs read at once, warps, and how many reads are under way."""
+    """The tile of the kernel: outputs of a program, inputs of a step, warps, stages."""
 
     outputs: int
     inputs: int
@@ -88,11 +87,10 @@ def gemv(
     activation: Activation | None = None,
     tile: GemvTile | None = None,
 ) -> torch.Tensor:
-    """x @ weight.T + bias, for one row.
+    """Compute x @ weight.T + bias for one row.
 
     x       [1, k], dense
-    weight  [n, k], last dimension dense; with an activation [2 n, k], the gates first, the answer is
-            activation(gate) * up
+    weight  [n, k], last dimension dense; with an activation [2 n, k], gates first, for activation(gate) * up
     -> [1, n], dtype of x; sums in float32
     """
     k = x.shape[1]
@@ -109,7 +107,7 @@ def gemv(
 
 
 def tile_of(n: int, k: int, gated: bool) -> GemvTile:
-    """The fastest of those tried, for a gated product, a short one and a long one."""
+    """Return the fastest measured tile of a gated, a short or a long matmul."""
     if gated:
         return GemvTile(2, 1024, 2, 4)
     return GemvTile(8, 512, 2, 4) if n * k < 1 << 25 else GemvTile(8, 256, 2, 5)

@@ -1,8 +1,8 @@
-"""The product of a few rows with a large weight, as decoding a batch needs it: bound by reading the weight.
+"""The matmul of a few rows with a large weight, for decoding a batch: bound by reading the weight.
 
-Beside a library's product of the same shape it begins while the kernel before it ends, takes in the gate of an MLP,
-and leaves the sum over its parts to the norm that comes next, which reads them anyway. The largest products of one row
-are faster by gemv.py; from about a hundred rows on arithmetic takes the time, which the library is better at.
+Unlike a library's matmul of equal shape it starts while the previous kernel ends, fuses the gate of an MLP, and leaves
+the sum over its parts to the next norm, which reads them anyway. The largest matmuls of one row are faster by gemv.py;
+from about a hundred rows on arithmetic dominates, and the library is faster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _skinny(
     per_split = tl.cdiv(tl.cdiv(k_total, SPLITS), K) * K
     begins = split * per_split
     here = weight + n.to(tl.int64)[:, None] * weight_row + kk[None, :]
-    there = here + n_total.to(tl.int64) * weight_row  # of the factor that a gate is for
+    there = here + n_total.to(tl.int64) * weight_row  # up projection of a gate
     rows = x + m[None, :] * x_row + kk[:, None]
     acc = tl.zeros([N, M], tl.float32)
     acc_up = tl.zeros([N, M], tl.float32)
@@ -53,7 +53,7 @@ def _skinny(
         acc += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)[:, None]
     kind = out.dtype.element_ty
     if GATED:
-        # rounded where separate kernels round
+        # rounded as in separate kernels
         gate = acc.to(kind).to(tl.float32)
         acc = activated(gate, ACTIVATION).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
     target = out + (split * num_rows + m)[None, :] * n_total + n[:, None]
@@ -62,7 +62,7 @@ def _skinny(
 
 @dataclass(frozen=True)
 class SkinnyTile:
-    """How the kernel is cut: outputs of a program, inputs read at once, parts of the inputs, reads under way."""
+    """The tile of the kernel: outputs of a program, inputs of a step, parts of the inputs, stages."""
 
     outputs: int
     inputs: int
@@ -72,11 +72,11 @@ class SkinnyTile:
 
 WHOLE = SkinnyTile(64, 128, 1, 5)
 GATED = SkinnyTile(64, 128, 1, 4)
-"""The fastest of those tried."""
+"""The fastest measured tile of gated matmuls."""
 
 
 def parts_tile(n: int, num_rows: int, num_sms: int) -> SkinnyTile:
-    """The tile: as many parts as let all programs run at once, and more inputs per read where few rows leave room."""
+    """Return the tile: as many parts as run concurrently, and more inputs a step if the rows are few."""
     inputs, stages = (256, 3) if num_rows <= 16 else (128, 6)
     return SkinnyTile(64, inputs, min(max(num_sms // triton.cdiv(n, 64), 1), MAX_PARTS), stages)
 
@@ -104,7 +104,7 @@ def _launch(
 
 
 def skinny_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [num_rows, k] @ weight [n, k].T + bias [n], last dimensions dense. -> [num_rows, n], dtype of x
+    """Compute x [num_rows, k] @ weight [n, k].T + bias [n], last dimensions dense. -> [num_rows, n], dtype of x
 
     Sums are in float32.
     """
@@ -114,14 +114,14 @@ def skinny_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    """activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+    """Compute activation(gate) * up of x [num_rows, k] @ weight [2 n, k].T, gates first. -> [num_rows, n]"""
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     _launch(x, weight, GATED, out, activation=activation)
     return out
 
 
 def skinny_parts(x: torch.Tensor, weight: torch.Tensor, tile: SkinnyTile | None = None) -> torch.Tensor:
-    """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
+    """Compute the parts whose sum is x [num_rows, k] @ weight [n, k].T. -> float32 [num_parts, num_rows, n]"""
     tile = tile or parts_tile(weight.shape[0], x.shape[0], card_of(x.device).num_sms)
     out = torch.empty(tile.splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     _launch(x, weight, tile, out)

@@ -1,7 +1,7 @@
-"""Tokens sorted by expert, in blocks of one expert each, without a word from the host.
+"""Tokens sorted by expert, in blocks of one expert each, without synchronising with the host.
 
-A pair is a token and one of its experts: pair = token * top_k + rank. Grouped products (grouped_matmul.py) take a block
-of pairs of one expert with each program; how many blocks there are at most follows from the shapes alone.
+A pair is a token and one of its experts: pair = token * top_k + rank. Each program of a grouped matmul
+(grouped_matmul.py) has a block of pairs of one expert; the shapes alone bound the number of blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 
 _CHUNK = 4096
-"""Pairs that a program looks at together."""
+"""Pairs that a program reads at once."""
 
 
 @triton.jit(do_not_specialize=["num_pairs", "max_blocks"])
@@ -24,9 +24,9 @@ def _sort_pairs(
     top_k, k_total, x_row,
     E: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program e places the pairs of expert e behind those of all experts before it, in their own order.
+    """Program e stores the pairs of expert e after those of all earlier experts, in their original order.
 
-    With K above 0 it lays out their tokens in its blocks, K numbers at once.
+    With K above 0 it also gathers their tokens into its blocks, K numbers at once.
     """
     launch_and_wait(PDL)
     mine = tl.program_id(0)
@@ -37,7 +37,7 @@ def _sort_pairs(
         ok = first + i < num_pairs
         ids = tl.load(experts + first + i, mask=ok, other=E - 1)
         counts += tl.histogram(ids, E)
-        # what is beyond the end was counted as of the last bin
+        # elements beyond the end were counted in the last bin
         counts -= tl.where(bins == E - 1, CHUNK - tl.minimum(num_pairs - first, CHUNK), 0)
     before = bins < mine
     begin = tl.sum(tl.where(before, counts, 0), 0)
@@ -62,7 +62,7 @@ def _sort_pairs(
         tl.store(pairs + placed + rank - 1, first + i, mask=hit == 1)
         placed += tl.sum(hit, 0)
     if K > 0:
-        tl.debug_barrier()  # the program reads what its other threads placed
+        tl.debug_barrier()  # the program reads stores of its other threads
         m, kk = tl.arange(0, BLOCK), tl.arange(0, K)
         for b in range(0, (count + BLOCK - 1) // BLOCK):
             at = begin + b * BLOCK + m
@@ -79,12 +79,12 @@ class ExpertBlocks:
     """Pairs sorted by expert, and blocks of them.
 
     pairs         int32 [num_pairs], sorted by expert, stable
-    block_expert  int32 [max_blocks], -1 behind the last block that is used
-    block_start   int32 [max_blocks], the first of a block in `pairs`
+    block_expert  int32 [max_blocks], -1 beyond the last used block
+    block_start   int32 [max_blocks], the index of a block's first pair in `pairs`
     block_end     int32 [max_blocks], the end of its expert's pairs, which may be in a later block
-    used          int32 [1]: how many blocks are used
-    block         pairs in a block at most
-    laid          [max_blocks * block, n]: the tokens of each block, one after the other; None if not asked for
+    used          int32 [1]: the number of used blocks
+    block         the largest number of pairs of a block
+    laid          [max_blocks * block, n]: the tokens of each block, gathered; None without `lay_out`
     """
 
     pairs: torch.Tensor
@@ -101,12 +101,12 @@ class ExpertBlocks:
     ) -> ExpertBlocks:
         """Sort the pairs of experts int32 [num_tokens, top_k], contiguous, each below num_experts.
 
-        lay_out  tokens [num_tokens, n], last dimension dense, to be laid out by blocks; for few tokens
+        lay_out  tokens [num_tokens, n], last dimension dense, to be gathered by blocks; for few tokens
         """
         num_pairs = experts.numel()
         limit = max_blocks(num_pairs, num_experts, block)
         pairs = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
-        # columns begin at multiples of 16 bytes: what kernels are compiled for does not change with the number of pairs
+        # columns begin at multiples of 16 bytes, so that kernels are not compiled anew for another number of pairs
         table = torch.empty(4, triton.cdiv(limit, 4) * 4, dtype=torch.int32, device=experts.device)
         expert, start, end, used = table[0, :limit], table[1, :limit], table[2, :limit], table[3, :1]
         laid = None if lay_out is None else lay_out.new_empty(limit * block, lay_out.shape[1])
@@ -122,5 +122,5 @@ class ExpertBlocks:
 
 
 def max_blocks(num_pairs: int, num_experts: int, block: int) -> int:
-    """How many blocks so many pairs can fill: each expert that is hit may leave one of its own unfilled."""
+    """Return the largest number of blocks of these pairs: each expert in use may have one partial block."""
     return min(num_pairs, num_experts + num_pairs // block)

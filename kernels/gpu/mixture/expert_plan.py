@@ -1,4 +1,4 @@
-"""ExpertPlan: the kernels for a mixture's experts, by how many tokens an expert gets."""
+"""ExpertPlan: the kernels for a mixture's experts, by the average tokens of an expert."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graftlm.kernels.gpu.support import card_of
 from graftlm.kernels.weight import PlainWeight
 
 MAX_FLOAT_ROWS = 512
-"""Up to this many tokens, the outputs of a token's experts are summed in float32; with more, in the dtype of x."""
+"""Tokens up to which the outputs of a token's experts are summed in float32; with more, in the dtype of x."""
 
 
 class ExpertWeights(NamedTuple):
@@ -23,7 +23,7 @@ class ExpertWeights(NamedTuple):
 
     gate_up  [num_experts, 2 n, k] (n without a gate), gate_up_bias [num_experts, 2 n] or None
     down     [num_experts, k, n], down_bias [num_experts, k] or None
-    held_as  the form of the weights: plain, or one that kernels of few tokens hold beside the tensors
+    held_as  the format of the weights: plain, or a format that kernels of few tokens hold beside the tensors
     """
 
     gate_up: torch.Tensor
@@ -35,12 +35,12 @@ class ExpertWeights(NamedTuple):
 
     @property
     def fallback(self) -> ExpertWeights | None:
-        """The weights as plain tensors; None if they are."""
+        """Return the weights in the plain format; None if they have it already."""
         return self._replace(held_as=PlainWeight) if self.held_as is not PlainWeight else None
 
 
 class ExpertTiles(NamedTuple):
-    """The tiles for up to `density` pairs of a token and an expert, for each expert on average."""
+    """The tiles for up to `density` pairs of a token and an expert, averaged over experts."""
 
     density: float
     gate_up: Tile
@@ -51,8 +51,8 @@ class ExpertTiles(NamedTuple):
 class ExpertPlan:
     """The kernels for the experts of one layer.
 
-    tiles    the first whose density is not below that of a step is used
-    compact  runs up to `density` of these from weights in 12 bits: x, experts, scales -> parts; None if there are none
+    tiles    in order of density; the first that reaches a step's density is used
+    compact  runs steps of up to `density` with 12-bit weights: x, experts, scales -> parts; None without such weights
     """
 
     weights: ExpertWeights
@@ -62,7 +62,7 @@ class ExpertPlan:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kernels by name, those for the fewest tokens first."""
+        """Return the kernels by name, from the fewest tokens to the most."""
         return ("grouped",) if self.compact is None else ("bits12", "grouped")
 
     @property
@@ -76,7 +76,7 @@ class ExpertPlan:
 
         x            [num_tokens, k], last dimension dense
         experts      int32 [num_tokens, top_k], contiguous
-        scales       [num_tokens, top_k], contiguous: what each output is multiplied with, or each input
+        scales       [num_tokens, top_k], contiguous: the factor of each output, or of each input
         -> [top_k, num_tokens, k], the sum over whose first dimension is the output; float32 for few tokens
         """
         num_tokens, top_k = experts.shape
@@ -105,9 +105,9 @@ class ExpertPlan:
 
 
 def fitted(tile: Tile, weight: torch.Tensor, x: torch.Tensor, factors: int) -> Tile:
-    """`tile` with as many stages as the card's shared memory holds, and without what the weight or the card lacks.
+    """Return `tile` with as many stages as shared memory holds, without options that weight or card do not support.
 
-    factors  tiles of the weight that are read together: 2 with a gate
+    factors  tiles of the weight in a stage: 2 with a gate
     """
     k = weight.shape[2]
     inputs = tile.inputs * 2 // x.element_size()
@@ -119,7 +119,7 @@ def fitted(tile: Tile, weight: torch.Tensor, x: torch.Tensor, factors: int) -> T
 
 
 def takes_tma(weight: torch.Tensor) -> bool:
-    """Whether the tensor memory accelerator can read `weight` [num_experts, n, k]."""
+    """Return True if the tensor memory accelerator can read `weight` [num_experts, n, k]."""
     if weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) < (9, 0):
         return False
     aligned = all(stride * weight.element_size() % 16 == 0 for stride in weight.stride()[:2])

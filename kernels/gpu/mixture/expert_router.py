@@ -1,4 +1,4 @@
-"""Routers of mixtures: logits of all experts, and the chosen ones with their weights, in two small kernels."""
+"""Routers of mixtures: logits of all experts, then the chosen experts with their weights, in two small kernels."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from graftlm.kernels.gpu.attention.online_softmax import precision
 from graftlm.kernels.gpu.pdl import grid_wait, launch_and_wait, launch_dependents, pdl_options
 
 MAX_EXPERTS = 1024
-"""A program holds the scores of a token."""
+"""The largest number of experts: a program holds all scores of a token."""
 
 
 @dataclass(frozen=True)
 class Router:
-    """How a router chooses top_k experts from logits, and weighs them.
+    """The rule by which a router chooses top_k experts from logits and weighs them.
 
     weight       [num_experts, hidden_size], bias [num_experts] or None: logits = x @ weight.T + bias
-    score        what the logits become before the choice; "logits" leaves them
+    score        the function of the logits before the choice; "logits" is the identity
     correction   float [num_experts] or None: added to the scores for the choice alone (DeepSeek-V3)
-    num_groups, top_groups  only experts of the best groups are chosen; 1 and 1: of all
-    group_score  of a group: that of its best expert, or of its two best
-    after        what the chosen scores become
+    num_groups, top_groups  only experts of the best groups are chosen; 1 and 1 for all experts
+    group_score  the score of a group: of its best expert, or the sum of its two best
+    after        the function of the chosen scores
     renormalize  whether weights are divided by their sum (plus eps)
     scale        of the weights, last
-    logits_dtype what the model rounds logits to
+    logits_dtype the dtype to which the model rounds logits
     """
 
     weight: torch.Tensor
@@ -71,7 +71,7 @@ def _logits(
 
 @triton.jit
 def _best_groups(choice, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr, E: tl.constexpr):
-    """`choice` [E] with the experts of all but the best groups at -inf."""
+    """Return `choice` [E] with the experts outside the best groups at -inf."""
     size: tl.constexpr = E // GROUPS
     grid = tl.reshape(choice, [GROUPS, size])
     best = tl.max(grid, 1)
@@ -146,14 +146,14 @@ def route(x: torch.Tensor, router: Router, *, strict: bool = False) -> tuple[tor
     """Choose the experts of each token.
 
     x       [num_tokens, hidden_size], last dimension dense
-    strict  sum in one order whatever the number of tokens
-    -> experts int32 [num_tokens, top_k], the best first, of equal ones the first; weights float32 [num_tokens, top_k]
+    strict  sum in one order for every number of tokens
+    -> experts int32 [num_tokens, top_k], the best first, ties by index; weights float32 [num_tokens, top_k]
     """
     num_rows, k = x.shape
     num_experts = router.weight.shape[0]
     rows = 16 if num_rows <= 256 or strict else 64
     num_blocks = triton.cdiv(num_rows, rows)
-    splits = 8 if strict or num_blocks > 8 else 16  # few of them: each number is a variant of _route to compile
+    splits = 8 if strict or num_blocks > 8 else 16  # few values: each is a variant of _route to compile
     parts = torch.empty(splits, num_rows, num_experts, dtype=torch.float32, device=x.device)
     padded = max(16, triton.next_power_of_2(num_experts))
     _logits[(num_blocks, splits)](

@@ -1,8 +1,8 @@
-"""Products of a mixture's experts: each block of tokens with the weights of its expert.
+"""Grouped matmuls of a mixture's experts: each block of tokens with the weights of its expert.
 
 `gate_up` multiplies tokens with the gate and up projections of their experts and gates them; `down` multiplies the
 result with the down projections and the routing weights. Each output is written by one program and summed in one order;
-the sum over a token's experts is left to the norm that follows (norm.add_norm) or to `sum_parts`.
+the next norm (norm.add_norm) or `sum_parts` computes the sum over a token's experts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "none"]
 
 @dataclass(frozen=True)
 class Gate:
-    """How the gate and up projections are joined: activation(gate) * (up + shift), both clamped before.
+    """The gate of an expert: activation(gate) * (up + shift), both clamped first.
 
     activation  of the gate; silu is gate * sigmoid(alpha * gate)
-    limit       gate is clamped to at most that, up to its negative and it; None does not clamp
+    limit       gate is clamped to (-inf, limit], up to [-limit, limit]; None does not clamp
     gated       False: there is no gate, and the activation is that of up
-    interleaved whether gate and up take turns in the weight's rows; else all gates come first
+    interleaved whether gate and up alternate in the weight's rows; else all gates come first
     """
 
     activation: Activation = "silu"
@@ -42,10 +42,10 @@ class Gate:
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is cut: pairs, outputs and inputs of a step, warps, and steps whose reads are under way.
+    """The tile of a grouped matmul: pairs, outputs and inputs of a step, warps, stages.
 
     swap   whether the weight is the first factor of the matrix instruction, so that the pairs may be few
-    group  so many blocks of pairs share a tile of the weight in the second-level cache
+    group  number of blocks of pairs that share a tile of the weight in the second-level cache
     tma    whether the weight is read by the tensor memory accelerator (Hopper and later, inputs dense)
     """
 
@@ -86,13 +86,13 @@ def _grouped(
 ):  # fmt: skip
     """Program (block of pairs, tile of outputs).
 
-    GATE  0: one projection; 1: gates first, ups behind them; 2: gates and ups in turns
-    DOWN  the input's rows are sorted pairs and the output's are pairs; else the input's are tokens, the output's sorted
+    GATE  0: one projection; 1: all gates, then all ups; 2: gates and ups alternate
+    DOWN  input rows are sorted pairs and output rows are pairs; else input rows are tokens, output rows sorted pairs
     """
     launch_and_wait(PDL)
     n_tiles = tl.cdiv(n_total, N)
     program = tl.program_id(0)
-    # blocks of one expert follow each other: GROUP of them share a tile of its weight in the cache
+    # blocks of one expert are consecutive: GROUP of them share a tile of its weight in the cache
     group = program // (GROUP * n_tiles)
     first_block = group * GROUP
     size = tl.minimum(num_blocks - first_block, GROUP)
@@ -119,7 +119,7 @@ def _grouped(
             acc_up = tl.zeros([M, WIDTH], tl.float32)
         for first in tl.range(0, k_total, K, num_stages=STAGES):
             k = first + kk
-            # the weight is asked for first: the rows of x wait for the table of pairs
+            # the weight is loaded first: the rows of x wait for the table of pairs
             if TMA:
                 w = tl.reshape(weight.load([expert, tile * WIDTH, first]), [WIDTH, K])
                 if GATE == 1:
@@ -143,7 +143,7 @@ def _grouped(
         if SWAP:
             acc = tl.trans(acc)
             acc_up = tl.trans(acc_up)
-        if SCALED and not DOWN:  # the tokens were to be scaled before the product
+        if SCALED and not DOWN:  # routing weights apply to the tokens before the matmul
             scale = tl.load(scales + pair, mask=m_ok, other=0.0).to(tl.float32)
             acc *= scale[:, None]
             acc_up *= scale[:, None]
@@ -161,7 +161,7 @@ def _grouped(
                 )
             target = (pair % top_k).to(tl.int64) * out_rank + (pair // top_k).to(tl.int64) * out_row
         else:
-            # rounded where separate kernels round
+            # rounded as in separate kernels
             if GATE == 2:
                 gate, up = tl.split(tl.reshape(acc, [M, N, 2]))
                 n = tile * N + tl.arange(0, N)
@@ -190,7 +190,7 @@ def _launch(
     tile: Tile,
     gate: Gate | None,
 ) -> None:
-    """weight [num_experts, n, k] as any strided view; out [num_pairs, n] or, without a gate, [top_k, num_tokens, n]."""
+    """Launch with weight [num_experts, n, k], any strides; out [num_pairs, n], ungated [top_k, num_tokens, n]."""
     assert tile.pairs == blocks.block
     _, rows, k = weight.shape
     num_blocks = len(blocks.block_expert)
@@ -227,7 +227,7 @@ def grouped_gate_up(
 
     x       [num_tokens, k], last dimension dense
     weight  [num_experts, 2 n, k] (n without a gate), any strides; bias [num_experts, 2 n]
-    scales  [num_tokens, top_k]: the tokens times these are multiplied, where routing weights apply to the input
+    scales  [num_tokens, top_k]: factors of the tokens, if routing weights apply to the input
     -> [num_pairs, n], rows in the order of `blocks.pairs`, dtype of x
     """
     n = weight.shape[1] // (2 if gate.gated else 1)
@@ -246,10 +246,10 @@ def grouped_down(
     tile: Tile,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Multiply what `grouped_gate_up` gave with the down projections, and with the routing weights.
+    """Multiply the result of `grouped_gate_up` with the down projections and the routing weights.
 
     weight  [num_experts, n, k], any strides; bias [num_experts, n]
-    scales  [num_tokens, top_k]; None where they were applied to the input
+    scales  [num_tokens, top_k]; None if they were applied to the input
     -> dtype [top_k, num_tokens, n]: the sum over the first dimension is the mixture's output
     """
     out = torch.empty(top_k, len(hidden) // top_k, weight.shape[1], dtype=dtype, device=hidden.device)
@@ -269,7 +269,7 @@ def _sum_parts(parts, out, numel, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL:
 
 
 def sum_parts(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum over the first dimension, in order, in float32. parts [num_parts, num_rows, n], contiguous -> dtype"""
+    """Sum parts [num_parts, num_rows, n], contiguous, over the first dimension, in order, in float32. -> dtype"""
     out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
     block = 1024
     _sum_parts[(triton.cdiv(out.numel(), block),)](

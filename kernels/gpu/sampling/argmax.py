@@ -1,4 +1,4 @@
-"""The likeliest token of each row, in one pass over the logits."""
+"""The argmax of each row, in one pass over the logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SPLITS = 64
 
 @triton.jit
 def _largest(logits, values, columns, logits_row, n, per_split, BLOCK: tl.constexpr):
-    """Program (row, split): the largest of a part of the row and its first column; NaN if any is NaN."""
+    """Program (row, split): the maximum of a part of the row and its first column; NaN if any logit is NaN."""
     b, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = s * per_split
     last = tl.minimum(first + per_split, n)
@@ -36,7 +36,7 @@ def _largest(logits, values, columns, logits_row, n, per_split, BLOCK: tl.conste
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _pick(values, columns, codes, tokens, num_splits, SPLITS: tl.constexpr, INVALID: tl.constexpr, NONE: tl.constexpr):
-    """Program (row): the largest of its parts."""
+    """Program (row): the maximum over its parts."""
     b = tl.program_id(0)
     s = tl.arange(0, SPLITS)
     x = tl.load(values + b * num_splits + s, mask=s < num_splits, other=float("-inf"))
@@ -54,7 +54,7 @@ def greedy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Find the first largest logit of each row.
 
     logits  [num_rows, vocab_size], last dimension dense
-    tokens  int64 [>= num_rows], written: its column; 0 where there is none
+    tokens  int64 [>= num_rows], output: the column, or 0 where there is none
     -> int64 [num_rows]: the column, NOT_FINITE or NOTHING_ALLOWED
     """
     values, columns = largest(logits)
@@ -77,7 +77,8 @@ def greedy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the largest logit of each part of each row.
 
-    -> float32 [num_rows, num_splits], at most MAX_SPLITS: NaN if any is NaN; int32, alike: its first column
+    -> float32 [num_rows, num_splits], at most MAX_SPLITS parts: NaN if any logit is NaN; int32 of the same shape: the
+       first column of each maximum
     """
     num_rows, n = logits.shape
     num_splits = min(triton.cdiv(n, BLOCK), max(1, min(MAX_SPLITS, 1024 // num_rows)))

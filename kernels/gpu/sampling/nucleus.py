@@ -1,9 +1,9 @@
 """Sampling by temperature, top-p and min-p in a few passes over the logits, without sorting them.
 
-The nucleus of a row is the set of its likeliest tokens whose weights reach top_p together. It has a threshold: the
-logit of its least likely token. The bits of the threshold are found four at a time, from the highest on: each pass adds
-up the weights of the tokens that share the bits found so far, by their next four. Of the tokens whose logit is the
-threshold, the nucleus has the first columns.
+The nucleus of a row is the smallest set of its likeliest tokens whose weights sum to top_p. Its threshold is the logit
+of its least likely token. Passes determine the bits of the threshold four at a time, from the highest on: each pass
+sums the weights of the tokens that share the bits so far, by their next four. Among tokens at the threshold, the
+nucleus has the first columns.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from graftlm.kernels.gpu.sampling.argmax import MAX_SPLITS, largest
 from graftlm.kernels.sampling_codes import NOT_FINITE, NOTHING_ALLOWED
 
 CHUNK = 8192
-"""Columns of a row that one program looks at."""
+"""Columns of a row that one program reads."""
 MAX_COLUMNS = 64 * CHUNK
 _WARPS = 8
 
 
 @triton.jit
 def _peak(peaks, b, num_splits, SPLITS: tl.constexpr):
-    """The largest logit of row b, from those of its parts; NaN if any is NaN."""
+    """Return the largest logit of row b, from those of its parts; NaN if any is NaN."""
     s = tl.arange(0, SPLITS)
     x = tl.load(peaks + b * num_splits + s, mask=s < num_splits, other=float("-inf"))
     is_bad = tl.max(tl.where(x != x, 1, 0), 0) > 0
@@ -32,21 +32,21 @@ def _peak(peaks, b, num_splits, SPLITS: tl.constexpr):
 
 @triton.jit
 def _weight(value, peak, temperature):
-    """exp((value - peak) / temperature); 0 in a row that has no finite peak."""
+    """Return exp((value - peak) / temperature); 0 in a row without a finite peak."""
     is_finite = (peak == peak) & (tl.abs(peak) != float("inf"))
     return tl.exp(tl.where(is_finite, value - tl.where(is_finite, peak, 0.0), float("-inf")) / temperature)
 
 
 @triton.jit
 def _weights_and_keys(logits, b, c, logits_row, n, peak, temperature, CHUNK: tl.constexpr, BITS: tl.constexpr):
-    """Columns of chunk c of row b: their weights, the largest of which is 1, and keys in the order of the logits."""
+    """Return the weights of chunk c of row b, relative to the row's largest, and keys in the order of the logits."""
     i = c * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + b * logits_row + i, mask=i < n, other=float("-inf"))
     value = x.to(tl.float32)
     if BITS == 16:
         bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
         key = tl.where((bits & 0x8000) != 0, bits ^ 0xFFFF, bits | 0x8000)
-        key = tl.where(value == 0, 0x8000, key)  # -0.0 is as likely as 0.0
+        key = tl.where(value == 0, 0x8000, key)  # -0.0 equals 0.0
     else:
         bits = x.to(tl.uint32, bitcast=True)
         key = tl.where((bits & 0x80000000) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
@@ -56,10 +56,10 @@ def _weights_and_keys(logits, b, c, logits_row, n, peak, temperature, CHUNK: tl.
 
 @triton.jit
 def _search(sums, weights, keys, numbers, b, num_rows, num_chunks, step, CHUNKS: tl.constexpr):
-    """Results of `step` passes: the weight above the threshold, the weight to be reached, the threshold's first bits.
+    """Return the results of `step` passes: weight above the threshold, target weight, the threshold's first bits.
 
-    sums     float32 [passes, num_rows, num_chunks, 16]: of each pass
-    weights  float32 [passes + 1, num_rows, 2], keys  uint32 [passes + 1, num_rows]: what the passes before this found
+    sums     float32 [passes, num_rows, num_chunks, 16]: sums of each pass
+    weights  float32 [passes + 1, num_rows, 2], keys  uint32 [passes + 1, num_rows]: results of the earlier passes
     """
     above = tl.zeros([], tl.float32)
     goal = tl.zeros([], tl.float32)
@@ -88,7 +88,7 @@ def _add_up(
     logits, peaks, numbers, sums, weights, keys, logits_row, n, num_splits, step,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, chunk): weights of the columns that share the threshold's bits, added up by their next four."""
+    """Program (row, chunk): sums of the weights of columns that share the threshold's bits, by their next four."""
     b, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_rows, num_chunks = tl.num_programs(0), tl.num_programs(1)
     above, goal, found = _search(sums, weights, keys, numbers, b, num_rows, num_chunks, step, CHUNKS)
@@ -112,7 +112,7 @@ def _keep(
     logits, peaks, numbers, sums, weights, keys, kept, ties, logits_row, n, num_splits,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr, TOP_P: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, chunk): the weight of the columns above the threshold, and how many are equal to it."""
+    """Program (row, chunk): the weight of the columns above the threshold, and the number of columns at it."""
     b, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_rows, num_chunks = tl.num_programs(0), tl.num_programs(1)
     peak, temperature = _peak(peaks, b, num_splits, SPLITS), tl.load(numbers + b * 3)
@@ -137,7 +137,7 @@ def _pick(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr, TOP_P: tl.constexpr,
     INVALID: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Program (row): the first column at which the weights kept add up to more than the random number's share."""
+    """Program (row): the first column at which the running sum of kept weights exceeds the random number's share."""
     b = tl.program_id(0).to(tl.int64)
     num_rows = tl.num_programs(0)
     peak, temperature = _peak(peaks, b, num_splits, SPLITS), tl.load(numbers + b * 3)
@@ -183,12 +183,12 @@ def _pick(
 
 
 def draw_nucleus(logits: torch.Tensor, numbers: torch.Tensor, uniforms: torch.Tensor, *, top_p: bool) -> torch.Tensor:
-    """Draw a column of each row by its weight, in the order of columns.
+    """Sample a column of each row by its weight, in the order of columns.
 
     logits    [num_rows, vocab_size], bfloat16, float16 or float32, last dimension dense; at most MAX_COLUMNS columns
     numbers   float32 [num_rows, 3]: temperature, above 0; top_p; min_p
     uniforms  float32 [num_rows, 1], in [0, 1)
-    top_p     whether any row's top_p is below 1; else it is not looked at
+    top_p     whether any row's top_p is below 1; else the values of top_p are not read
     -> int64 [num_rows]: the column, NOT_FINITE or NOTHING_ALLOWED
     """
     num_rows, n = logits.shape

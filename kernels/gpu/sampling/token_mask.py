@@ -23,7 +23,7 @@ def apply_mask(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> 
 
     logits  [num_rows, vocab_size], last dimension dense
     mask    int32 [num_masks, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 set = token i allowed
-    rows    int32 [num_masks]: which row of `logits` each mask is for
+    rows    int32 [num_masks]: the row of `logits` of each mask
     """
     n = logits.shape[1]
     _apply_mask[(mask.shape[0], triton.cdiv(n, 2048))](
