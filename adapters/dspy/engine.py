@@ -63,6 +63,9 @@ class _Call:
     reply: Reply | None = None
 
     def request(self, *, stream: bool = False) -> Request:
+        if stream and self.sampling.n > 1:
+            message = f"n is {self.sampling.n} and a stream has one answer; leave n out, or do not stream"
+            raise wire.unsupported(message, "n")
         if self.listed is None:
             return Request(self.prompt, self.sampling, stream=stream)
         tools, fields = self.listed.listed, self.listed.fields

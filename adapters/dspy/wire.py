@@ -283,17 +283,12 @@ class Events:
     def __init__(self, model: str, form: ToolFormat | None) -> None:
         self._model = model
         self._reader = AnswerReader(form)
-        self._others: dict[int, list[str]] = {}
 
     def start(self) -> lm15.StreamStartEvent:
         return lm15.StreamStartEvent(id=f"{PROVIDER}-stream", model=self._model)
 
     def of(self, chunk: Chunk) -> Iterator[Any]:
-        if chunk.index:
-            # DSPy's listeners follow the first of n answers; the other texts are in the end event
-            self._others.setdefault(chunk.index, []).append(chunk.text)
-        else:
-            yield from self._deltas(chunk)
+        yield from self._deltas(chunk)
         if chunk.usage is not None:
             yield self._end(chunk)
 

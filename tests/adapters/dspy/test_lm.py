@@ -258,6 +258,12 @@ def test_streaming_gives_the_events_of_the_unstreamed_answer(lm: GraftLM) -> Non
     assert events[-1].usage.output_tokens == whole.usage.output_tokens
 
 
+def test_a_stream_of_several_answers_is_refused_which_used_to_drop_all_but_one(lm: GraftLM) -> None:
+    several = request(lm, temperature=1.0, extensions={"graftlm": {"n": 2}})
+    with pytest.raises(lm15.UnsupportedFeatureError, match="n is 2 and a stream has one answer"):
+        list(lm.engine.stream(several))
+
+
 def test_an_abandoned_stream_frees_its_kv(runtime: Runtime, lm: GraftLM) -> None:
     before = runtime.stats().cancelled
     stream = lm.engine.stream(request(lm, "a long answer", max_tokens=2000))  # ends by itself after 2,862
