@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
@@ -22,10 +23,8 @@ from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.source import EndpointSource
 from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage, checked, is_batch
 from graftlm.core.serving.checked_listener import CheckedListener
-from graftlm.core.serving.engine_thread import EngineThread
-from graftlm.core.serving.pin import Pin
+from graftlm.core.serving.engine_thread import EngineThread, Pin
 from graftlm.core.serving.prompt_waves import waves
-from graftlm.core.serving.shared_runtimes import SharedRuntimes
 from graftlm.core.serving.stream import (
     Answer,
     AsyncListener,
@@ -44,6 +43,32 @@ if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint
     from graftlm.core.text.processor import Processor
     from graftlm.core.text.tokenizer import Tokenizer
+
+
+class SharedRuntimes:
+    """Runtimes by their key, each held until it is closed. A forked child starts without any."""
+
+    def __init__(self) -> None:
+        self._start()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start)
+
+    def _start(self) -> None:
+        self._runtimes: dict[Hashable, Runtime] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], Runtime]) -> Runtime:
+        """Return the open runtime with `key`, made if there is none."""
+        with self._lock:
+            self._runtimes = {known: runtime for known, runtime in self._runtimes.items() if not runtime.closed}
+            if key not in self._runtimes:
+                self._runtimes[key] = make()
+            return self._runtimes[key]
+
+    def forget(self, closed: Runtime) -> None:
+        """Drop a closed runtime, so that its model is freed."""
+        with self._lock:
+            self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if runtime is not closed}
 
 
 class Runtime:

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graftlm.core.cluster.delivery import Delivery
 from graftlm.core.cluster.replica import Event, Key
 from graftlm.core.cluster.router import Router
 from graftlm.core.errors import EngineError, ModelError, RequestCancelled, RequestTimeout
@@ -33,6 +32,47 @@ RESTART_PAUSE_S = 0.5
 DEFAULT_STEP_TOKENS = 2048
 
 log = logging.getLogger("graftlm.engine")
+
+
+@dataclass
+class _Written:
+    """Delivered text and tokens of one of n answers, and the lengths that the current attempt has repeated."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    num_text: int = 0
+    num_ids: int = 0
+
+
+class Delivery:
+    """A filter of a repeated answer's chunks: drops the part that was delivered before."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, _Written] = {}
+
+    def again(self) -> None:
+        """Restart the answer."""
+        for written in self._answers.values():
+            written.num_text = written.num_ids = 0
+
+    def rest(self, chunk: Chunk) -> Chunk | None:
+        """Return the new part of a chunk, or None; raise EngineError if the answer differs from the first attempt's."""
+        written = self._answers.setdefault(chunk.index, _Written())
+        known_ids, known_text = written.ids[written.num_ids :], written.text[written.num_text :]
+        num_ids, num_text = min(len(known_ids), len(chunk.token_ids)), min(len(known_text), len(chunk.text))
+        if chunk.token_ids[:num_ids] != known_ids[:num_ids] or chunk.text[:num_text] != known_text[:num_text]:
+            raise EngineError(
+                "a replica died within this stream, and the answer of the next one differs from what was delivered"
+            )
+        written.ids += chunk.token_ids[num_ids:]
+        written.text += chunk.text[num_text:]
+        written.num_ids += len(chunk.token_ids)
+        written.num_text += len(chunk.text)
+        if not num_ids and not num_text:
+            return chunk
+        logprobs = None if chunk.logprobs is None else chunk.logprobs[num_ids:]
+        new = replace(chunk, text=chunk.text[num_text:], token_ids=chunk.token_ids[num_ids:], logprobs=logprobs)
+        return new if new.text or new.finish_reason is not None else None
 
 
 class Member(Protocol):
@@ -66,6 +106,16 @@ class Open:
     @property
     def key(self) -> Key:
         return self.submission.id, self.attempt
+
+    def with_remaining_timeout(self) -> Request:
+        """Return the request with its remaining timeout; raise RequestTimeout if that has passed."""
+        timeout = self.request.sampling.timeout
+        if timeout is None:
+            return self.request
+        left = timeout - (time.monotonic() - self.submission.arrived_s)
+        if left <= 0:
+            raise RequestTimeout(f"the request did not finish within its {timeout} s timeout")
+        return replace(self.request, sampling=replace(self.request.sampling, timeout=left))
 
 
 class ReplicaEngine:
@@ -135,7 +185,7 @@ class ReplicaEngine:
         progressed = bool(self._arrived)
         self._take_arrived()
         if not self.members and not self._starting:
-            raise self._failure("no replica is left")
+            raise _caused("no replica is left", self._cause)
         return self._send() or progressed
 
     def _take_arrived(self) -> None:
@@ -181,11 +231,13 @@ class ReplicaEngine:
         return total
 
     def reset_stats(self) -> None:
-        self._tell_all("reset_stats")
+        for member in self.members.values():
+            member.call("reset_stats")
 
     def clear_cache(self) -> None:
         self._router.forget_prefixes()
-        self._tell_all("clear_cache")
+        for member in self.members.values():
+            member.call("clear_cache")
 
     def unpin(self, pin: int) -> None:
         number, there = self._pins.pop(pin, (-1, 0))
@@ -226,17 +278,18 @@ class ReplicaEngine:
 
     def _start(self, number: int, pause_s: float = 0.0) -> None:
         """Start a replica on a new thread, since that takes as long as loading the model."""
-        news: BaseException | tuple[Member, dict[str, str]]
+
+        def hear(news: list[Event] | BaseException | tuple[Member, dict[str, str]]) -> None:
+            self._arrived.append((number, news))
+            self._wake()
+
         time.sleep(pause_s)
         try:
-            news = self._cluster.start(lambda heard: self._hear(number, heard))
+            started = self._cluster.start(hear)
         except BaseException as error:
-            news = error
-        self._hear(number, news)
-
-    def _hear(self, number: int, news: Any) -> None:
-        self._arrived.append((number, news))
-        self._wake()
+            hear(error)
+        else:
+            hear(started)
 
     def _joined(self, number: int, member: Member, facts: dict[str, str]) -> None:
         self._starting -= 1
@@ -270,7 +323,7 @@ class ReplicaEngine:
         for one in [one for one in self._open.values() if one.replica == number]:
             one.replica = None
             if one.attempt + 1 >= ATTEMPTS:
-                self._end(one, self._failure(f"the request ended {ATTEMPTS} replicas"))
+                self._end(one, _caused(f"the request ended {ATTEMPTS} replicas", self._cause))
                 continue
             one.attempt += 1
             one.delivery.again()
@@ -291,8 +344,10 @@ class ReplicaEngine:
         for one in self._queue:
             if one.submission.id not in self._open:
                 continue  # cancelled meanwhile
-            request = self._with_time_left(one)
-            if request is None:
+            try:
+                request = one.with_remaining_timeout()
+            except RequestTimeout as error:
+                self._end(one, error)
                 continue
             if not self.members:
                 kept.append(one)
@@ -324,17 +379,6 @@ class ReplicaEngine:
             )
             failure.__cause__ = error
             self._end(self._open[requests[0][0][0]], failure)
-
-    def _with_time_left(self, one: Open) -> Request | None:
-        """Return the request with its remaining timeout; end it and return None if that has passed."""
-        timeout = one.request.sampling.timeout
-        if timeout is None:
-            return one.request
-        left = timeout - (time.monotonic() - one.submission.arrived_s)
-        if left <= 0:
-            self._end(one, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
-            return None
-        return replace(one.request, sampling=replace(one.request.sampling, timeout=left))
 
     def _happened(self, event: Event) -> None:
         number, attempt = event.key
@@ -384,11 +428,8 @@ class ReplicaEngine:
             self.members[one.replica].cancel([one.key])
         self._end(one, error)
 
-    def _failure(self, what: str) -> EngineError:
-        error = EngineError(f"{what}: {self._cause}" if self._cause is not None else what)
-        error.__cause__ = self._cause
-        return error
 
-    def _tell_all(self, method: str) -> None:
-        for member in self.members.values():
-            member.call(method)
+def _caused(message: str, cause: BaseException | None) -> EngineError:
+    error = EngineError(f"{message}: {cause}" if cause is not None else message)
+    error.__cause__ = cause
+    return error

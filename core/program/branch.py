@@ -95,7 +95,7 @@ class Branch:
             for part in parts_of(expression):
                 variable = self._declare(part)
                 if self.error is not None:
-                    self._drop(part, variable, self.error)
+                    _drop(part, variable, self.error)
                 else:
                     self._queue.append((part, variable))
             if self._queue and not self._suspended:
@@ -125,7 +125,7 @@ class Branch:
             self.error = error
             self.run.record_error(error)
             while self._queue:
-                self._drop(*self._queue.popleft(), error)
+                _drop(*self._queue.popleft(), error)
             self._suspended = False
             self._set_busy(False)
             self.run.changed.notify_all()
@@ -135,13 +135,6 @@ class Branch:
             self.variables[part.name] = Future()
             return self.variables[part.name]
         return None
-
-    def _drop(self, part: Expression, variable: Variable | None, error: BaseException) -> None:
-        if variable is not None and not variable.done():
-            variable.set_exception(error)
-        if isinstance(part, Fork):
-            for child in part.children:
-                child.fail(error)
 
     def _post(self) -> None:
         self._set_busy(True)
@@ -178,7 +171,7 @@ class Branch:
                     self._transcript = self._new_transcript()
                 self._execute(part, variable, self._transcript)
             except BaseException as error:
-                self._drop(part, variable, error)
+                _drop(part, variable, error)
                 self.fail(error)
 
     def _execute(self, part: Expression, variable: Variable | None, transcript: Transcript) -> None:
@@ -286,7 +279,7 @@ class Branch:
                 on_done(future.result())
             except BaseException as error:
                 cause = RequestCancelled("the program was cancelled") if isinstance(error, CancelledError) else error
-                self._drop(part, variable, cause)
+                _drop(part, variable, cause)
                 self.fail(cause)
             with self.run.changed:
                 self._suspended = False
@@ -300,6 +293,15 @@ class Branch:
             while branch is not None:
                 branch._usage += usage
                 branch = branch.parent
+
+
+def _drop(part: Expression, variable: Variable | None, error: BaseException) -> None:
+    """Fail the variable or the children of an expression that is not executed."""
+    if variable is not None and not variable.done():
+        variable.set_exception(error)
+    if isinstance(part, Fork):
+        for child in part.children:
+            child.fail(error)
 
 
 def read_value(part: Gen, text: str) -> Any:

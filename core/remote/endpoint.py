@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graftlm.core.chat.messages import to_messages
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import RemoteError
-from graftlm.core.remote.capabilities.capabilities import Capabilities
+from graftlm.core.remote.capabilities.capabilities import Capabilities, learned
 from graftlm.core.remote.capabilities.probes import Probes
-from graftlm.core.remote.capabilities.refusals import learned
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.ledger.prices import Prices
 from graftlm.core.remote.ledger.usage import Count, RemoteUsage

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from graftlm.core.errors import EngineError, GraftError, ModelError
 from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_llvm, keep_interrupt
-from graftlm.core.serving.caller_waves import CallerWaves
-from graftlm.core.serving.ended_engine import EndedEngine
-from graftlm.core.serving.wake_chain import WakeChain
+from graftlm.core.metrics import Stats
+from graftlm.core.serving.caller_waves import CallerWaves, WakeChain
 
 if TYPE_CHECKING:
     from graftlm.core.engine_protocol import Engine
@@ -32,6 +31,43 @@ POLL_S = 0.02
 """Poll interval, in seconds, while all requests wait for outside work, such as a grammar."""
 
 log = logging.getLogger("graftlm.engine")
+
+
+class EndedEngine:
+    """An engine that ends every request with the cause."""
+
+    idle = True
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def add(self, submissions: Sequence[Submission]) -> None:
+        for submission in submissions:
+            submission.listener.on_error(self._error)
+
+    def step(self) -> bool:
+        return False
+
+    def cancel(self, submission_id: int) -> None:
+        """Nothing runs."""
+
+    def fail_all(self, error: BaseException) -> None:
+        """Nothing runs."""
+
+    def stats(self) -> Stats:
+        return Stats()
+
+    def reset_stats(self) -> None:
+        """Nothing was counted."""
+
+    def clear_cache(self) -> None:
+        """Nothing is cached."""
+
+    def unpin(self, pin: int) -> None:
+        """Nothing is pinned."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class EngineThread:
@@ -124,17 +160,16 @@ class EngineThread:
             if not self.closed:
                 self._tasks.append(task)
                 self._num_urgent += not asks
-                self._interrupt(True)
-                if not (asks and self._may_sleep_on()):
+                _interrupt(self.engine, True)
+                waits_for_more = False
+                if asks:
+                    now = time.monotonic()
+                    self._waves.asked(now)
+                    waits_for_more = self._gathering and self._waves.hold_s(now) > 0
+                if not waits_for_more:
                     self._changed.notify()
                 return
-        task(EndedEngine(self._end()))
-
-    def _may_sleep_on(self) -> bool:
-        """Count a returned caller; return True if the thread waits for more of them."""
-        now = time.monotonic()
-        self._waves.asked(now)
-        return self._gathering and self._waves.hold_s(now) > 0
+        task(EndedEngine(self._cause))
 
     def add(self, submissions: Sequence[Submission]) -> None:
         """Submit requests to the engine at once. If that fails, each listener receives the error.
@@ -205,17 +240,11 @@ class EngineThread:
             self._woken = True
             self._changed.notify()
 
-    def _interrupt(self, wanted: bool) -> None:
-        """Set whether an engine that runs several steps in one call must stop after the current one."""
-        interrupt = getattr(self.engine, "interrupt", None)
-        if interrupt is not None:
-            interrupt(wanted)
-
     def stop(self) -> None:
         """End after the current step, without waiting."""
         with self._changed:
             self.closed = True
-            self._interrupt(True)
+            _interrupt(self.engine, True)
             self._changed.notify()
 
     def join(self, timeout: float | None = None) -> None:
@@ -249,7 +278,7 @@ class EngineThread:
                 if self.closed:
                     return
                 num_tasks = len(self._tasks) if self._gathered(engine) else 0
-                self._interrupt(False)
+                _interrupt(self.engine, False)
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
                     self._tasks.popleft()(engine)
@@ -306,24 +335,42 @@ class EngineThread:
         with self._changed:
             self.closed = True
             tasks, self._tasks = self._tasks, deque()
-        error = self._end()
+        error = self._cause
         with ExitStack() as ends:
             if self.failure is not None:
                 ends.enter_context(suppress(Exception))  # cleanup of a broken engine may fail; the cause is recorded
             ends.callback(engine.close)
-            ends.callback(self._answer, tasks, error)
+            ends.callback(_answer, tasks, error)
+            ends.callback(setattr, self, "engine", None)
             ends.callback(engine.fail_all, error)
             if self.wakes is not None:
                 ends.callback(self.wakes.close)
 
-    def _answer(self, tasks: Iterable[Task], error: BaseException) -> None:
-        self.engine = None
-        for task in tasks:
-            with _logged("a task after the end"):
-                task(EndedEngine(error))
-
-    def _end(self) -> BaseException:
+    @property
+    def _cause(self) -> BaseException:
+        """The error of requests after the engine's end."""
         return self.failure or EngineError("the runtime was closed before the request finished")
+
+
+class Pin:
+    """A warmed prefix of `num_tokens` tokens; evictable again after `unpin()`."""
+
+    def __init__(self, thread: EngineThread, pin: int | None, num_tokens: int) -> None:
+        self._thread = thread
+        self._pin = pin
+        self.num_tokens = num_tokens
+
+    def unpin(self) -> None:
+        """Make the prefix evictable. Idempotent, and allowed after the runtime was closed."""
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            self._thread.post(lambda engine: engine.unpin(pin))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unpin()
 
 
 class _Caller:
@@ -343,6 +390,19 @@ class _Caller:
     def on_error(self, error: BaseException) -> None:
         self._ended()
         self._listener.on_error(error)
+
+
+def _interrupt(engine: Engine | None, wanted: bool) -> None:
+    """Set whether an engine that runs several steps in one call must stop after the current one."""
+    interrupt = getattr(engine, "interrupt", None)
+    if interrupt is not None:
+        interrupt(wanted)
+
+
+def _answer(tasks: Iterable[Task], error: BaseException) -> None:
+    for task in tasks:
+        with _logged("a task after the end"):
+            task(EndedEngine(error))
 
 
 def _cancel(submission_id: int, engine: Engine) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from graftlm.core.errors import GraftError
 from graftlm.core.request import Chunk, Completion
+from graftlm.core.serving.caller_waves import WakeChain
 from graftlm.core.serving.loop_inbox import inbox_of
-from graftlm.core.serving.wake_chain import WakeChain
 
 if TYPE_CHECKING:
     from graftlm.core.serving.engine_thread import EngineThread

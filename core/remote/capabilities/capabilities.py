@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, get_args
 
 from graftlm.core.config import reject_unknown
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, RemoteError, RemoteTooLong
 
 ContinueTurn = Literal["continue_final_message", "prefix", "bare", "template", "none"]
 """Ways to continue an open assistant turn.
@@ -21,6 +22,15 @@ none                    not supported: such a message begins a new turn, or is r
 
 ConstraintField = Literal["structured_outputs", "regex", "response_format", "none"]
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
+
+_UNKNOWN = re.compile(
+    r"unsupported|not supported|no longer|does not support|unrecogni[sz]ed|unknown|unexpected|not permitted|forbidden"
+    r"|not allowed|deprecated|extra",
+    re.IGNORECASE,
+)
+_WRONG = re.compile(_UNKNOWN.pattern + r"|invalid|must|too (?:long|many)|array|at most|only", re.IGNORECASE)
+_NAMED = {"n": re.compile(r"['\"`]n['\"`]|\bn (?:must|should|is|>|!=)|\bn=")}
+_MOST_STOPS = 4  # OpenAI's limit, which other servers share
 
 
 @dataclass(frozen=True)
@@ -90,3 +100,36 @@ def _known_host(host: str) -> dict[str, Any]:
     if host.endswith(("openai.com", "openai.azure.com")):
         return {"continue_turn": "none", "max_stops": 4, "max_tokens_field": "max_completion_tokens"}
     return {}
+
+
+def learned(error: RemoteError, sent: Mapping[str, Any], known: Capabilities) -> dict[str, Any]:
+    """Return fields of Capabilities with which a refused request may succeed; {} if the refusal implies none.
+
+    sent   the refused body.
+    known  the capabilities of the request.
+    A field is omitted only if that changes no answer: the client cuts at stop strings and requests further answers
+    individually, and a temperature of 1 is an endpoint's default.
+    """
+    said = str(error)
+    if error.status not in (400, 422) or isinstance(error, RemoteTooLong):
+        return {}
+    chat = "messages" in sent
+    names: tuple[MaxTokensField, ...] = get_args(MaxTokensField)
+    for limit, other in zip(names, reversed(names), strict=True):
+        if limit in sent and (_names(said, other) or _names(said, limit) and _UNKNOWN.search(said)):
+            return {"max_tokens_field" if chat else "text_max_tokens_field": other}
+    for name in ("stop", "n", "stream_options", "temperature"):
+        if name not in sent or not _names(said, name) or not _WRONG.search(said):
+            continue
+        if name == "temperature" and sent[name] != 1:
+            continue
+        if name == "stop" and len(sent[name]) > _MOST_STOPS:
+            return {"max_stops": _MOST_STOPS}
+        return {"omit": (*known.omit, name)}
+    return {}
+
+
+def _names(said: str, name: str) -> bool:
+    """Return True if a refusal names this field as a whole word."""
+    pattern = _NAMED.get(name) or re.compile(rf"(?<![\w-]){name}(?![\w-])")
+    return pattern.search(said) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graftlm.core.cluster.delivery import Delivery
+from graftlm.core.cluster.engine import Delivery
 from graftlm.core.errors import EngineError
 from graftlm.core.request import Chunk
 

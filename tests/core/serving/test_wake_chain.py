@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from graftlm.core.serving import wake_chain
+from graftlm.core.serving import caller_waves
+from graftlm.core.serving.caller_waves import WakeChain
 from graftlm.core.serving.stream import Answer
-from graftlm.core.serving.wake_chain import WakeChain
 from graftlm.testing import ScriptedModel
 
 
@@ -58,7 +58,7 @@ def test_all_are_woken_when_a_thread_does_not_pass_it_on(monkeypatch: pytest.Mon
     for lock in locks:
         chain.wake(lock)
     assert chain.check()  # there is time left
-    monkeypatch.setattr(wake_chain, "OVERDUE_S", 0.0)
+    monkeypatch.setattr(caller_waves, "OVERDUE_S", 0.0)
     assert not chain.check()
     assert awake(locks) == [True, True, True]
 
