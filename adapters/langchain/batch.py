@@ -34,7 +34,7 @@ MAX_THREADS = 128
 
 
 class Route(Enum):
-    """The way of a call to the engine.
+    """The path of a call to the engine.
 
     DIRECT   no callback, tracer, cache, stream, limit or subclass takes part: the message is built here
     GROUPED  LangChain makes the call, whose request was submitted with the others of its batch

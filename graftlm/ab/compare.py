@@ -41,7 +41,7 @@ BUSY = (
 class Setup(TypedDict, total=False):
     """Further options of a comparison.
 
-    framework      the framework whose `run_<framework>` of the file is run, where it has several
+    framework      the framework whose `run_<framework>` of the file runs; required if it has several
     swap           the pipeline is a script; its calls of this constructor, such as "ChatOpenAI", give the engine
     one_at_a_time  load one engine at a time, for models that do not fit into memory together. Rounds are not
                    interleaved then, so a change of the machine's load counts for one engine alone.

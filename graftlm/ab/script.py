@@ -1,4 +1,4 @@
-"""A user's script as a pipeline: calls of one constructor in it are replaced, nothing else changes."""
+"""A user's script as a pipeline: only the calls of one constructor are replaced."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ class Script:
 @contextlib.contextmanager
 def _as_main(path: Path) -> Iterator[tuple[dict[str, Any], Callable[[], str]]]:
     """Prepare the interpreter for a script; yields the names of its module, and a function that returns its output."""
-    # As a process has it: with bytes below the text, and an encoding that may be set.
+    # As in a new process: a text stream over bytes, whose encoding can be set.
     taken = io.BytesIO()
     printed = io.TextIOWrapper(taken, "utf-8", "backslashreplace", newline="\n", write_through=True)
     arguments, sys.argv = sys.argv, [str(path)]
     folder = str(path.resolve().parent)
     sys.path.append(folder)
     ours = sys.modules["__main__"]
-    main = sys.modules["__main__"] = ModuleType("__main__")  # in which pydantic, for one, resolves names of the script
+    main = sys.modules["__main__"] = ModuleType("__main__")  # pydantic resolves the script's names in it
     names = vars(main)
     names["__file__"] = str(path)
     try:
@@ -119,7 +119,7 @@ def _as_main(path: Path) -> Iterator[tuple[dict[str, Any], Callable[[], str]]]:
 
 
 class _Swap(ast.NodeTransformer):
-    """Replaces calls of `constructor`.
+    """A transformer that replaces calls of `constructor`.
 
     calls   the calls that were replaced; `found` is their full name
     others  full names of other calls into known frameworks that look like constructors

@@ -13,7 +13,7 @@ from graftlm.progress import Progress
 PIPELINES = Path(__file__).parent / "pipelines"
 ENGINES = ("hf", "graftlm")
 MINUTES = 0.5
-"""For the rounds of each framework; no further round begins after so long."""
+"""Minutes of rounds per framework; later rounds do not begin."""
 
 PACKAGES = {
     "dspy": "dspy",
@@ -42,7 +42,7 @@ def run(model: str, frameworks: Sequence[str], progress: Progress) -> list[Compa
 
 
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the reader of the table must know."""
+    """Return notes that explain the table."""
     told = [
         "hf: what a user has today, the framework on plain transformers; graftlm: the constructor line changed.",
         "ratio: median over interleaved rounds of the wall time of hf over this one's, with its 95 % interval.",

@@ -83,7 +83,7 @@ class Call:
     score: Request | None = None
 
     def offsets(self, tokenizer: Tokenizer) -> TokenOffsets:
-        """Return the offsets of the tokens that are generated, behind the echoed text."""
+        """Return the offsets of the generated tokens, which follow the echoed text."""
         return TokenOffsets(tokenizer, len(self.echoed), (self.ids or [])[-3:])
 
     def usage(self, completion: Completion) -> Usage:

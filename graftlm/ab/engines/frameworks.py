@@ -88,7 +88,7 @@ def named_engines(framework: str | None, max_tokens: int) -> Mapping[str, Constr
 
     A constructor takes the model, as a folder or a Hugging Face id. A server's constructor also takes another name of
     the model, such as a GGUF file, or the URL of a running server; `openai` takes a URL, as URL#NAME where the endpoint
-    has another name for the model. Engines that plugins register are available behind GraftLM's class.
+    has another name for the model. Engines that plugins register run under GraftLM's class.
     """
     if framework is None:
         return {}
@@ -102,7 +102,7 @@ def named_engines(framework: str | None, max_tokens: int) -> Mapping[str, Constr
     if framework == "guidance":
         known["guidance"] = known["hf"]
     taken = {"local", "scripted", "hf", "graftlm", "openai"}
-    for name in load_plugins().engines:  # GraftLM's programs run on them in place of a server of that name
+    for name in load_plugins().engines:  # for GraftLM's programs, in place of a server of that name
         if name not in (taken if framework == "native" else taken | known.keys()):
             known[name] = partial(_of_plugin, build, name, max_tokens)
     return known
@@ -167,7 +167,7 @@ def _llama_index(kind: str, max_tokens: int, *model: str, **where: Any) -> Any:
 
 
 def _guidance(kind: str, max_tokens: int, *model: str, **where: Any) -> Any:
-    """Guidance limits the tokens of each `gen` itself: `max_tokens` is not used."""
+    """Build Guidance's model. `max_tokens` is unused, because each `gen` has its own limit."""
     if kind == "graftlm":
         return load("graftlm.adapters.guidance").GraftModel(**where, echo=False)
     models = load("guidance").models
@@ -190,7 +190,7 @@ def _dspy(kind: str, max_tokens: int, *model: str, **where: Any) -> Any:
 
 
 def _native(kind: str, max_tokens: int, *model: str, **where: Any) -> Any:
-    """GraftLM's own programs: other engines run behind the engine hook."""
+    """Build the runtime of GraftLM's own programs; transformers runs as an engine plugin."""
     runtime = load("graftlm.core.runtime").Runtime
     if kind == "graftlm":
         return where["runtime"] if "runtime" in where else runtime(where["model"])
@@ -213,7 +213,7 @@ _BUILDERS: Mapping[str, Constructor] = {
 
 
 class TransformersEngine:
-    """A local model behind DSPy, which has no class for one: the chat template, then `generate`, one call at a time."""
+    """A DSPy engine over transformers' `generate`, with the chat template, one call at a time."""
 
     def __init__(self, model: str) -> None:
         transformers = load("transformers")
@@ -245,7 +245,7 @@ class TransformersEngine:
 
 
 class AsyncTransformersEngine:
-    """A TransformersEngine for event loops, which run on while a thread generates."""
+    """A TransformersEngine for event loops; a thread generates, so that the loop is not blocked."""
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine

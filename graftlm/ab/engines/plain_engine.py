@@ -1,4 +1,4 @@
-"""Engines behind the engine hook: one request after the other, and transformers' `generate` as such an engine."""
+"""Engine plugins that run one request at a time, and transformers' `generate` as such an engine."""
 
 from __future__ import annotations
 

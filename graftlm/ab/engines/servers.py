@@ -77,7 +77,7 @@ class Server:
 
     @classmethod
     def at(cls, url: str) -> Server:
-        """Use a running server. Its cache is emptied where it has a request for that."""
+        """Use a running server. Its cache is emptied if the server has a request for it."""
         return cls(f"openai:{url}", url)
 
     @classmethod
@@ -120,7 +120,7 @@ class Server:
 
     @property
     def end(self) -> str:
-        """How a started server ended, with the last line of its log; empty while it runs."""
+        """The exit status of a started server, with the last line of its log; empty while it runs."""
         status = None if self._process is None else self._process.poll()
         if status is None:
             return ""

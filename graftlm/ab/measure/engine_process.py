@@ -27,7 +27,7 @@ class EngineFailed(GraftError):
 
 
 class EngineProcess:
-    """Starts the process at once; `receive` then waits until the pipeline file is imported, and gives its description.
+    """A handle of an engine's process, which starts at once. The first `receive` returns the pipeline's description.
 
     Every process gets the same environment: `threads` compute threads and private, empty framework caches.
 

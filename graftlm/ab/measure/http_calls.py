@@ -25,7 +25,7 @@ _CLIENTS = [
 
 
 class HttpCalls:
-    """Counts answered requests. A sum is None where one answer lacks that count.
+    """A counter of answered requests. A sum is None if one answer lacks its count.
 
     An answer that is still being read at `reset` belongs to no later count.
 

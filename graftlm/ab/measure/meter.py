@@ -27,9 +27,9 @@ End = Callable[["Completion | None", "BaseException | None"], None]
 
 
 class Meter:
-    """Counts the work of the one engine of this process. `attach` once the engine has loaded all it needs.
+    """A counter of the work of this process's engine. Call `attach` after the engine has loaded its packages.
 
-    GraftLM's runtimes count for themselves, unless they stand before an endpoint. Without any, the transformers models
+    GraftLM's runtimes have counters of their own, except those over an endpoint. Otherwise the transformers models
     of the process are counted by their forward passes: a pass over several tokens is a prompt, whose tokens before that
     pass came from a KV cache; a pass over one token after cached ones is a decode step. Models that are no torch
     modules are counted by their calls of `generate`, each of which computes its whole prompt. Requests of HTTP clients
@@ -40,9 +40,9 @@ class Meter:
         self._lock = threading.Lock()
         self._local = threading.local()
         self.runtimes: list[Runtime] = []
-        self._endpoints: set[int] = set()  # ids of runtimes before an endpoint, whose requests HTTP clients count
+        self._endpoints: set[int] = set()  # ids of runtimes over an endpoint, whose requests HTTP clients count
         self.models: list[Any] = []  # transformers models that are torch modules
-        self._generating: list[Any] = []  # all with `generate`
+        self._generating: list[Any] = []  # all models with `generate`
         self._under_way = 0
         self._is_watched = False
         self._http = HttpCalls(lambda begin: self._done(Call(begin)), lambda body: self._prompts.add(body))
@@ -114,7 +114,9 @@ class Meter:
             if id(runtime) not in self._endpoints:
                 s = runtime.stats()
                 total += Work(s.requests, s.prompt_tokens, s.computed_tokens, s.completion_tokens, s.largest_batch)
-        ahead = [call.num_prompt for call in list(self._ahead) if call.num_prompt]  # a runtime counts them as requests
+        ahead = [
+            call.num_prompt for call in list(self._ahead) if call.num_prompt
+        ]  # a runtime counts prefixes as requests
         return total + Work(-len(ahead), -sum(ahead)) if ahead else total
 
     @property
@@ -366,7 +368,7 @@ class _Phases:
 
 
 class Followed:
-    """Stands before a request's listener: notes its first chunk, and reports its end before the caller learns of it."""
+    """A wrapper of a request's listener that records the first chunk, and reports the end before the caller gets it."""
 
     def __init__(self, listener: Listener, end: End, call: Call, wants_chunks: bool) -> None:
         self._listener, self._end, self._call, self._wants_chunks = listener, end, call, wants_chunks

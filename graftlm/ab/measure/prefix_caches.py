@@ -41,7 +41,7 @@ def _alive_of(kinds: Iterable[type]) -> list[Any]:
 
 
 def _guidance(engine: Any) -> bool:
-    """Drop the tokens of the last call, whose KV the next call reuses."""
+    """Drop the tokens of the last call, so that the next call cannot reuse their KV."""
     keeps = hasattr(engine, "_cached_token_ids")
     if keeps:
         engine._cached_token_ids, engine._cached_logits = [], None
@@ -49,7 +49,7 @@ def _guidance(engine: Any) -> bool:
 
 
 def _llama_cpp(model: Any) -> bool:
-    """Drop the last call's tokens, whose KV the next call reuses."""
+    """Drop the last call's tokens, so that the next call cannot reuse their KV."""
     model.reset()
     return True
 

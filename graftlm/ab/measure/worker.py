@@ -32,7 +32,7 @@ MAX_SHOWN = 80
 
 
 class Worker:
-    """Runs one pipeline on one engine, round by round."""
+    """A runner of one pipeline on one engine, round by round."""
 
     def __init__(self, path: Path, engine: str, model: str, plant: Plant | None = None,
                  framework: str | None = None, swap: str | None = None) -> None:  # fmt: skip
