@@ -1,9 +1,9 @@
-"""Whether the processor multiplies matrices in tiles (AMX)."""
+"""Support of the processor for matmuls in AMX tiles."""
 
 from __future__ import annotations
 
 import torch
 
 HAS_TILES = bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
-"""Whether torch and oneDNN multiply bfloat16 by AMX tiles, ten times as fast as our loops do; oneDNN lays weights out
-otherwise then."""
+"""True if torch and oneDNN multiply bfloat16 by AMX tiles, ten times as fast as our loops; oneDNN then uses another
+layout of weights."""

@@ -1,4 +1,4 @@
-"""CoreContention: what is done where other processes take the cores that this one computes on."""
+"""CoreContention: the reaction to other processes on the cores of this one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from graftlm.kernels.cpu.compiled.spinning import SpinControl
 log = logging.getLogger("graftlm.engine")
 
 _WINDOW_S = 5.0
-"""Seconds of steps that are judged together."""
+"""Seconds of steps of one measurement."""
 _MAX_WAITING = 0.3
-"""The share of its time that a thread may wait for a core without a line about it."""
+"""The share of its time that a thread may wait for a core without a warning."""
 
 
 class CoreContention:
-    """Says so, once, where threads of this process wait for cores that others use; meanwhile they sleep, not spin.
+    """The detector of contention for cores: it warns once, and lets threads sleep instead of spinning meanwhile.
 
-    Linux counts how long each thread was ready and did not run. What our own compiler processes take is not judged.
+    Linux reports the time that each thread was ready and did not run. Time of our own compiler processes is excluded.
     """
 
     def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
@@ -34,7 +34,7 @@ class CoreContention:
         self._waited_s = self._waiting_s()
 
     def add(self, step_s: float) -> None:
-        """Count a step that took so long. Called on the thread of the engine."""
+        """Count a step of this duration. Called on the thread of the engine."""
         self._spin_control.look()
         self._computed_s += step_s
         if self._told or self._computed_s < _WINDOW_S:
@@ -54,11 +54,11 @@ class CoreContention:
         )
 
     def close(self) -> None:
-        """End what was started for the time of contention."""
+        """End the spin control."""
         self._spin_control.close()
 
     def _waiting_s(self) -> float:
-        """How long the threads of this process have waited for a core so far."""
+        """Return the seconds that the threads of this process have waited for a core so far."""
         total = 0
         with suppress(OSError, ValueError, IndexError):
             for task in self._tasks.iterdir():

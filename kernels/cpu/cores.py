@@ -1,4 +1,4 @@
-"""The cores that this process has, and as many threads for torch."""
+"""The usable cores of this process, and the number of torch's threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores for threads that compute: those the process may run on, one of each pair that shares its arithmetic.
+    """Return the number of cores for compute threads: the allowed cores, one of each pair of hyper-threads.
 
     A container's quota counts, rounded up.
 
-    root  where /proc and /sys are
+    root  the folder of /proc and /sys
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
@@ -23,14 +23,14 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _siblings(root: Path, cpu: int) -> str:
-    """The logical processors of the core that `cpu` belongs to, as Linux lists them; its own number if it does not."""
+    """Return Linux's list of the logical processors of `cpu`'s core; the number of `cpu` without one."""
     with suppress(OSError):
         return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     return str(cpu)
 
 
 def _quota(root: Path) -> float:
-    """Cores' worth of time that the control groups of this process may use; infinity without a limit."""
+    """Return the limit of the control groups of this process in cores; infinity without a limit."""
     least = math.inf
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -47,7 +47,7 @@ def _quota(root: Path) -> float:
 
 
 def _limit(group: Path) -> float:
-    """The limit of one control group, of either version."""
+    """Return the limit of one control group, of either version."""
     with suppress(OSError, ValueError):
         quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period) if quota != "max" else math.inf
@@ -58,7 +58,7 @@ def _limit(group: Path) -> float:
 
 
 def fit_threads() -> None:
-    """Let torch use no more threads than there are cores for them: more would wait for one another in every loop."""
+    """Limit torch's threads to the usable cores: more threads would wait for one another in every loop."""
     import torch
 
     cores = usable_cores()

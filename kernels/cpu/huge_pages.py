@@ -1,7 +1,7 @@
-"""Weights in huge pages: a step reads all of them, and with pages of 4 KiB it waits for the processor's page tables.
+"""Weights in huge pages: a step reads all weights, and with pages of 4 KiB it waits for page table walks.
 
-oneDNN takes the memory of packed weights from malloc, piece by piece, so it cannot lie in huge pages from the start.
-Linux can move it there afterwards, while others read it.
+oneDNN allocates packed weights by malloc, piece by piece, so they cannot be in huge pages from the start. Linux can
+move them there afterwards, during concurrent reads.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 HUGE = 2 << 20
 """Bytes of a huge page of x86, and of ARM with pages of 4 KiB."""
 _PIECE = 4 * HUGE
-"""What is moved at once: milliseconds."""
+"""Bytes that are moved at once: it takes milliseconds."""
 _WORTH = 8 * HUGE
 _HUGE_PAGE, _COLLAPSE = 14, 25
-"""What Linux calls MADV_HUGEPAGE, which is a wish for later, and MADV_COLLAPSE (6.1), which moves memory at once."""
+"""Linux's MADV_HUGEPAGE, a hint for later, and MADV_COLLAPSE (6.1), which moves memory at once."""
 
 Range = tuple[int, int]
 """First address, and the address after the last."""
 
 
 def move_later(memory: Iterable[Range], delay_s: float = 0.5) -> None:
-    """Move memory into huge pages after a while, in a thread that leaves every other moment to the others.
+    """Move memory into huge pages after a delay, in a thread that pauses between pieces.
 
-    Memory that the processor's caches hold is left alone.
+    Memory small enough for the processor's caches is not moved.
     """
     memory = list(memory)
     pieces = pieces_of(blocks_of(memory)) if sum(end - start for start, end in memory) >= _WORTH else []
@@ -40,7 +40,7 @@ def move_later(memory: Iterable[Range], delay_s: float = 0.5) -> None:
 
 
 def blocks_of(memory: Iterable[Range]) -> list[Range]:
-    """The ranges of whole huge pages that contain any of `memory`, as far as nothing else is mapped there; joined."""
+    """Return the joined ranges of whole huge pages around `memory` that contain no other mapping."""
     mapped = _anonymous()
     numbers = {n for start, end in memory for n in range(start // HUGE, -(-end // HUGE))}
     blocks: list[Range] = []
@@ -55,12 +55,12 @@ def blocks_of(memory: Iterable[Range]) -> list[Range]:
 
 
 def pieces_of(blocks: Iterable[Range]) -> list[Range]:
-    """`blocks` in pieces that are moved at once."""
+    """Cut `blocks` into pieces that are moved at once."""
     return [(at, min(at + _PIECE, end)) for start, end in blocks for at in range(start, end, _PIECE)]
 
 
 def move(start: int, end: int) -> bool:
-    """Move a range of huge pages' size, whose content stays; False where the system cannot, or it is not mapped."""
+    """Move a range of whole huge pages, content unchanged; False if unsupported or not mapped."""
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return all(advise(start, end - start, how) == 0 for how in (_HUGE_PAGE, _COLLAPSE))
@@ -75,7 +75,7 @@ def _move_all(pieces: list[Range]) -> None:
 
 
 def _anonymous() -> list[Range]:
-    """The writable memory of this process that lies in no file; on Linux, none elsewhere."""
+    """Return the writable anonymous memory of this process; none on systems other than Linux."""
     found: list[Range] = []
     if sys.platform.startswith("linux"):
         with suppress(OSError, ValueError):

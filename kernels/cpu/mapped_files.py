@@ -1,4 +1,4 @@
-"""Memory of weights that were copied elsewhere: it need not stay resident, be it mapped from files or not."""
+"""Release of the memory of weights that were copied elsewhere, mapped from files or not."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", None)
 _PAUSE_S = 0.03
-"""A few dozen megabytes are read and converted meanwhile."""
+"""Seconds between two releases, in which a few dozen megabytes are read and converted."""
 
 
 class MappedFiles:
-    """The parts of this process's memory that lie in files, as they are now; on Linux, none elsewhere.
+    """The file mappings of this process at construction; none on systems other than Linux.
 
     only  the files that count; None: all
     """
@@ -39,14 +39,14 @@ class MappedFiles:
         return bool(self._ranges)
 
     def __contains__(self, x: torch.Tensor) -> bool:
-        """Whether `x` begins in a file."""
+        """Return True if `x` begins in a file mapping."""
         return any(low <= x.data_ptr() < high for low, high in self._ranges)
 
     def release(self, x: torch.Tensor) -> int:
-        """Drop the resident pages of `x`, which must be unchanged since it was read. -> bytes that were dropped
+        """Drop the resident pages of `x`, which must be unchanged since it was read. -> dropped bytes
 
-        The file stays in the system's cache, and whoever reads `x` again maps it again. Pages that `x` shares with
-        others, at its ends, stay; so does memory that is in no file.
+        The file stays in the system's cache, and a later read of `x` maps it again. Pages at the ends of `x` that
+        contain other data stay, as does memory outside of files.
         """
         start, end = _whole_pages(x)
         if not x.is_contiguous() or end <= start or not any(low <= start and end <= high for low, high in self._ranges):
@@ -54,15 +54,15 @@ class MappedFiles:
         return end - start if _drop(start, end) else 0
 
     def release_all(self) -> None:
-        """Drop all resident pages, of which none may have been changed since it was read."""
+        """Drop all resident pages, which must be unchanged since they were read."""
         for start, end in self._ranges:
             _drop(start, end)
 
 
 def discard(x: torch.Tensor) -> None:
-    """Give the memory of `x`, dense, back to the system where that can be done; its content is lost.
+    """Return the memory of `x`, dense, to the system where supported; its content is lost.
 
-    Pages that `x` shares with others, at its ends, stay.
+    Pages at the ends of `x` that contain other data stay.
     """
     start, end = _whole_pages(x)
     if sys.platform.startswith("linux") and _DONT_NEED is not None and end > start:
@@ -70,7 +70,7 @@ def discard(x: torch.Tensor) -> None:
 
 
 def _whole_pages(x: torch.Tensor) -> tuple[int, int]:
-    """The address range of the pages that hold nothing but dense `x`; empty or less if there is none."""
+    """Return the address range of the pages that hold only `x`, dense; stop <= start if there is none."""
     page = mmap.PAGESIZE
     return -(-x.data_ptr() // page) * page, (x.data_ptr() + x.nbytes) // page * page
 
@@ -83,10 +83,9 @@ def _drop(start: int, end: int) -> bool:
 
 @contextmanager
 def read_once(paths: Collection[Path]) -> Iterator[None]:
-    """Meanwhile, drop the resident pages of files again and again: someone maps them and converts what they hold.
+    """Within the context, drop the resident pages of files repeatedly, while other code maps and converts them.
 
-    Nobody may write to the mapped memory: it would be lost. So a file that is mapped already, by whomever, is left
-    alone.
+    Writes to the mapped memory would be lost, hence files that are mapped already are excluded.
     """
     names = {name for name in map(os.path.realpath, paths) if not MappedFiles({name})}
     ended = threading.Event()

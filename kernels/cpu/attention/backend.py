@@ -1,9 +1,9 @@
 """Attention on a CPU: flash attention over views of the KV store, partial results merged by log-sum-exp.
 
 Nothing is padded, and grouped-query attention repeats no K or V: the heads of a group become further queries of their
-KV head. A sequence's tokens lie in a few extents of the store. Each extent is read in place through a view and gives a
-partial result; merging partial results by their log-sum-exp is exact. With numba, compiled loops replace most of these
-calls: one for the single queries of decode rows, one for blocks of queries.
+KV head. A sequence's tokens lie in a few extents of the store. Each extent is read in place through a view and yields a
+partial result; merging partial results by their log-sum-exp is exact. With numba, compiled loops replace most calls:
+one for the single queries of decode rows, one for blocks of queries.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _QUERY_BLOCK = 512
-"""Queries of a chunk with a sliding window that are attended at once: it bounds the size of their mask."""
+"""Queries of a chunk with a sliding window in one attention call: it bounds the size of the mask."""
 
 
 _MIN_TOKENS = 16
-"""Tokens of a step for each one that is read by itself: reading its keys for one query takes as long as for a block."""
+"""Least tokens of a step for each single query: reading its keys takes as long as for a block of queries."""
 
 
 class Partial(NamedTuple):
@@ -89,9 +89,9 @@ def merge(a: Partial, b: Partial) -> Partial:
 
 
 class TorchAttention(Attention):
-    """The attention kernel for CPUs, and the definition that other kernels are compared with.
+    """The attention kernel for CPUs, and the reference of all other kernels.
 
-    compiled  whether the compiled loops may be used rather than their definition in torch; `compiles` whether they are
+    compiled  whether compiled loops may replace their definition in torch; `compiles`: whether they do
     """
 
     def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
@@ -149,7 +149,7 @@ class TorchAttention(Attention):
         params: AttentionParams,
         tokens: torch.Tensor,
     ) -> torch.Tensor:
-        """`forward`, but for the output of some `tokens` [num_wanted] of the step alone. -> [num_wanted, Hq, Dv]"""
+        """Run `forward` for the output of some `tokens` [num_wanted] of the step only. -> [num_wanted, Hq, Dv]"""
         assert plan is not None
         if len(tokens) * _MIN_TOKENS > len(q) or len(plan.prefix_lens):
             return self.forward(layer, q, k, v, plan, params).index_select(0, tokens)
@@ -177,7 +177,7 @@ class TorchAttention(Attention):
     def metadata(
         self, plan: WirePlan, window: int | None, block_size: int | None, has_tiles: bool = False
     ) -> AttentionMetadata:
-        """The prepared plan for layers with this window and loops that read `block_size` queries together.
+        """Return the metadata of the step for layers with this window and loops over blocks of `block_size` queries.
 
         has_tiles  as in `build_metadata`
         """
@@ -190,7 +190,7 @@ class TorchAttention(Attention):
     def _loops_for(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None
     ) -> CompiledLoops | None:
-        """The compiled loops for layers of this shape; None where torch computes instead."""
+        """Return the compiled loops for layers of this shape; None if torch computes instead."""
         if not self.compiles or not q.dtype == k.dtype == v.dtype == self.store.dtype:
             return None
         shape = (q.shape[1] // k.shape[1], k.shape[2], v.shape[2], softcap is not None)
@@ -205,8 +205,8 @@ class CompiledLoops:
     """The compiled loops for layers of one shape.
 
     prefill     None where torch's flash attention is used instead: with a softcap, and for very large groups
-    block_size  queries that `prefill` reads together
-    has_tiles   whether torch's flash attention, which has AMX tiles, reads many queries in less time than `prefill`
+    block_size  queries of a block of `prefill`
+    has_tiles   whether torch's flash attention, with AMX tiles, is faster than `prefill` for many queries
     """
 
     decode: CompiledDecode
@@ -229,7 +229,7 @@ class CompiledLoops:
 
 @dataclass(frozen=True)
 class _LayerPass:
-    """One layer of one step."""
+    """The attention of one layer in one step."""
 
     k_store: torch.Tensor
     v_store: torch.Tensor
@@ -264,7 +264,7 @@ class _LayerPass:
             result = self.add_prefix(result, q, prefix)
         out, lse = result
         if sinks is not None:
-            # exp(lse) / (exp(lse) + exp(sink)): the share of the softmax that is left for the tokens
+            # exp(lse) / (exp(lse) + exp(sink)): the tokens' share of the softmax
             out = out.float() * torch.sigmoid(lse - sinks.float())[..., None]
         return out.to(q.dtype)
 
@@ -275,7 +275,7 @@ class _LayerPass:
             result.out[query], result.lse[query] = part.out[0], part.lse[0]
 
     def read_spans(self, q: torch.Tensor, spans: list[Span], result: Partial | None = None) -> Partial:
-        """Let q [n, Hq, Dk] see all of the spans, and merge that into `result`. -> out [n, Hq, Dv], lse [n, Hq]"""
+        """Attend q [n, Hq, Dk] to all of the spans, and merge into `result`. -> out [n, Hq, Dv], lse [n, Hq]"""
         heads = self.by_kv_head(q)
         folded = heads.reshape(1, heads.shape[0], -1, heads.shape[3])
         for span in spans:
@@ -286,7 +286,7 @@ class _LayerPass:
         return result
 
     def read(self, q: torch.Tensor, span: Span) -> Partial:
-        """Let q [1, Hkv, M, Dk] see all of the span. -> out [1, Hkv, M, Dv], lse [1, Hkv, M]"""
+        """Attend q [1, Hkv, M, Dk] to all of the span. -> out [1, Hkv, M, Dv], lse [1, Hkv, M]"""
         k, v = self.views(span)
         return self._attend(q, k, v)
 
@@ -294,12 +294,12 @@ class _LayerPass:
         return attend(q, k, v, scale=self.params.scale, softcap=self.params.softcap, **options)
 
     def views(self, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the span in place: [1, Hkv, N, D]."""
+        """Return views of the span's K and V: [1, Hkv, N, D]."""
         first, last = span
         return _view(self.k_store, first, last), _view(self.v_store, first, last)
 
     def by_kv_head(self, q: torch.Tensor) -> torch.Tensor:
-        """[n, Hq, D] -> [Hkv, Hq / Hkv, n, D]"""
+        """View [n, Hq, D] by KV head. -> [Hkv, Hq / Hkv, n, D]"""
         num_kv_heads = self.k_store.shape[1]
         return q.reshape(len(q), num_kv_heads, -1, q.shape[2]).permute(1, 2, 0, 3)
 
@@ -318,7 +318,7 @@ class _LayerPass:
         return self.read_spans(q, chunk.spans, _by_token(*own))
 
     def windowed_chunk(self, q: torch.Tensor, row: Row, window: int) -> Partial:
-        """Attend several new tokens of one row, the last of which no longer see its first tokens."""
+        """Attend several new tokens of one row, whose first tokens are outside the window of the last."""
         parts: list[Partial] = []
         for low in range(0, row.num_new, _QUERY_BLOCK):
             high = min(low + _QUERY_BLOCK, row.num_new)
@@ -334,7 +334,7 @@ class _LayerPass:
         return Partial(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts]))
 
     def add_prefix(self, result: Partial, q: torch.Tensor, prefix: SharedPrefix) -> Partial:
-        """Merge into `result` what the prefix's queries see in it; it is read once for all of them."""
+        """Merge attention to the prefix into `result`; the prefix is read once for all of its queries."""
         index = prefix.index
         if prefix.blocks is not None:
             assert self.loops is not None and self.loops.prefill is not None
@@ -354,17 +354,17 @@ class _LayerPass:
 
 
 def _each_query_head(x: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """K or V [Hkv, N, D] for each query head of `heads` [Hkv, G, n, Dk], as a view [Hkv, G, N, D]."""
+    """Expand K or V [Hkv, N, D] to the query heads of `heads` [Hkv, G, n, Dk], as a view [Hkv, G, N, D]."""
     return x[:, None].expand(-1, heads.shape[1], -1, -1)
 
 
 def _by_token(out: torch.Tensor, lse: torch.Tensor) -> Partial:
-    """out [Hkv, G, n, Dv] and lse [Hkv, G, n] -> [n, Hq, Dv] and [n, Hq]"""
+    """Reorder out [Hkv, G, n, Dv] and lse [Hkv, G, n] by token. -> [n, Hq, Dv] and [n, Hq]"""
     return Partial(out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1, 2))
 
 
 def _view(store: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """Slots [first, last) of one layer's K or V as [1, Hkv, N, D], in place."""
+    """View slots [first, last) of one layer's K or V as [1, Hkv, N, D]."""
     _, num_kv_heads, dim = store.shape
     per_slot, per_head, _ = store.stride()
     return store.as_strided((1, num_kv_heads, last - first, dim), (0, per_head, per_slot, 1), first * per_slot)

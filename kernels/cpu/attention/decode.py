@@ -1,8 +1,8 @@
 """Attention of single queries on a CPU, for decode steps and short extends: one compiled loop on torch's own threads.
 
-Each query reads its spans of slots in place, with an online softmax over blocks of keys. Nothing is padded or merged as
-with one library call per span, and bfloat16 is widened in registers. A run of queries, the last tokens of one sequence,
-goes over its keys together, so that keys come from memory once.
+Each query reads its spans of slots in place, with an online softmax over blocks of keys. Unlike with one library call
+per span, nothing is padded or merged, and bfloat16 is widened in registers. A run of queries, the last tokens of one
+sequence, reads its keys together, so that keys come from memory once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from graftlm.kernels.cpu.attention.metadata import DecodeQueries
 
 _SMALL_BYTES = 1 << 18
-"""A layer that reads fewer bytes of K is left to one thread: it is done before a second one would start."""
+"""Bytes of K: a layer that reads fewer runs on one thread, which ends before a second one would start."""
 
 
 class CompiledDecode:
-    """The loop for one shape of heads and one dtype, compiled when this is made.
+    """The loop for one shape of heads and one dtype, compiled by the constructor.
 
     int8  for stores in int8, with scales; queries, keys and values of the step are in `dtype`
     """
@@ -49,8 +49,8 @@ class CompiledDecode:
         """Attend each of `queries` to its spans.
 
         q       [num_tokens, Hq, Dk]
-        new     this step's K [num_tokens, Hkv, Dk] and V, which are stored first, each at the end of its query's last
-                span; None if they are stored already
+        new     this step's K [num_tokens, Hkv, Dk] and V, which the loop stores first, each at the end of its query's
+                last span; None if they are stored already
         stores  K and V [num_slots, Hkv, D], KV head first in memory
         scales  of stores in int8: K's and V's, float32 [num_slots, Hkv], KV head first in memory
         out     [num_tokens, Hq, Dv], dtype of q or float32; lse float32 [num_tokens, Hq]; only `queries` are set

@@ -1,8 +1,8 @@
-"""Attention over keys and values that are kept in int8, with a scale for each token and head.
+"""Attention over keys and values in int8, with a scale for each token and head.
 
-Steps of few tokens a row read int8 in place, in a compiled loop. Any other step, and every step without compiled loops,
-widens what its rows see into a small store in the model's dtype, one layer after the other, and attends to that. Either
-way a query sees the rounded keys and values, its own token's too: what it sees does not depend on the step it was in.
+Steps of few tokens a row read int8 in place, in a compiled loop. Other steps, and all steps without compiled loops,
+widen the visible slots into a small store in the model's dtype, layer by layer, and attend to that store. On both paths
+a query reads the rounded keys and values, its own token's included: its output does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SeenSlots:
-    """The slots that the rows of a plan see, and the same plan over a store that has these slots alone, in order.
+    """The visible slots of a plan's rows, and the same plan over a store of these slots alone, in order.
 
     spans  of slots first, ..., last - 1, in order, none of which touch
     """
@@ -55,7 +55,7 @@ class SeenSlots:
         return self._places[index] + slot - self._firsts[index]
 
     def widen(self, store: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
-        """out = store times scales, of what is seen; store [num_slots, num_kv_heads, dim], scales without dim"""
+        """Set out to store [num_slots, num_kv_heads, dim] times scales [num_slots, num_kv_heads] at visible slots."""
         for (first, last), place in zip(self.spans, self._places, strict=False):
             here = slice(first, last)
             torch.mul(store[here], scales[here, :, None], out=out[place : place + last - first])
@@ -74,7 +74,7 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
 class Int8Attention(TorchAttention):
     """TorchAttention over a store in int8, for models in float32 or bfloat16.
 
-    compiled  use compiled loops where numba is installed, rather than their definition in torch
+    compiled  use compiled loops instead of their definition in torch, if numba is installed
     """
 
     def __init__(self, store: Int8KV, *, compiled: bool = True) -> None:
@@ -100,7 +100,7 @@ class Int8Attention(TorchAttention):
         self._alone = plan.sharing(())
 
     def metadata_alone(self, window: int | None) -> AttentionMetadata:
-        """The prepared plan for loops that read queries one by one, as if no rows shared a prefix."""
+        """Return the step's metadata for loops over single queries, without shared prefixes."""
         assert self._alone is not None
         return self.metadata(self._alone, window, None)
 
@@ -143,7 +143,7 @@ class Int8Attention(TorchAttention):
     def _read_in_place(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor | None:
-        """`forward` by the compiled loop; None, with nothing done, where it cannot be."""
+        """Run `forward` by the compiled loop; None, without effects, if the loop does not support the step."""
         if not self._compiles or params.sinks is not None or not q.dtype == k.dtype == v.dtype:
             return None
         metadata = self.metadata_alone(params.window)
@@ -177,7 +177,7 @@ class Int8Attention(TorchAttention):
         return found
 
     def _widened(self, layer: int, dtype: torch.dtype, plan: WirePlan) -> tuple[TorchAttention, WirePlan]:
-        """The kernel over what this layer has of the slots that are seen, in `dtype`, and the plan over these."""
+        """Return a kernel over this layer's visible slots, widened to `dtype`, and the plan over these slots."""
         if self._inner is None:
             self._inner = TorchAttention(PlainKV([], 0, dtype), compiled=self._compiles)
         if self._seen is None:

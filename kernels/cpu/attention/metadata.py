@@ -1,4 +1,4 @@
-"""Attention metadata on a CPU: which spans of slots each query of a step reads, and by which path."""
+"""Attention metadata on a CPU: the spans of slots that each query of a step reads, and the path that reads them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from graftlm.kernels.wire_plan import Row, WirePlan, indptr_of
 Span = tuple[int, int]
 """Slots first, ..., last - 1."""
 Block = tuple[list[int], list[int], list[Span]]
-"""A block of queries: their indices, how many keys of the spans each of them sees, and the spans."""
+"""A block of queries: their indices, the number of visible keys of each, and the spans."""
 
 _MAX_SINGLE = 4
-"""Without a compiled loop for blocks, a row of at most this many new tokens is read as single queries."""
+"""New tokens of a row up to which it runs as single queries, without a compiled loop for blocks."""
 _MIN_BLOCK_FILL = 1 / 4
-"""With that loop, a row is read as single queries if it fills less than this part of a block."""
+"""Share of a block below which a row runs as single queries, with a compiled loop for blocks."""
 _TILE_QUERIES, _TILE_SPAN = 128, 256
-"""With AMX tiles, so many queries are read by flash attention in less time than by that loop, if the spans before them
-have so many keys on average: each is read in a call of its own."""
+"""Least queries, and least average keys of their spans, for which flash attention with AMX tiles, one call a span, is
+faster than the compiled loop."""
 _FEW_TILE_QUERIES, _FEW_TILE_SPAN, _MANY_TILE_KEYS = 32, 512, 1024
-"""So are fewer queries over so many keys, in longer spans."""
+"""Further least values: flash attention is also faster for fewer queries over longer spans with many keys in all."""
 
 
 @dataclass(frozen=True)
 class DecodeQueries:
-    """Queries that are read one by one, each over its own spans, of which the last ends with the query's own token.
+    """Single queries, each over its own spans, of which the last ends with the query's own token.
 
     query   int64 [n], indices of the step's queries
     indptr  int64 [n + 1], offsets of each query's spans
     spans   int64 [num_spans, 2], slots first, ..., last - 1; at least one for each query
     runs    int64 [num_runs + 1], offsets of runs: neighbouring queries of one row, each of which sees one key more than
-            the one before. A run goes over its keys together and has at most MAX_RUN queries.
+            its predecessor. A run reads its keys together and has at most MAX_RUN queries.
     """
 
     query: NDArray[np.int64]
@@ -47,7 +47,7 @@ class DecodeQueries:
 
     @classmethod
     def of(cls, queries: Sequence[tuple[int, list[Span]]], runs: Sequence[int] | None = None) -> DecodeQueries:
-        """From (query, its spans), in any order, and the lengths of the runs; None makes each query its own run."""
+        """Build from (query, its spans), in any order, and the lengths of runs; None makes each query its own run."""
         return cls(
             np.array([query for query, _ in queries], np.int64),
             indptr_of([len(spans) for _, spans in queries]),
@@ -57,17 +57,17 @@ class DecodeQueries:
 
     @cached_property
     def num_keys(self) -> int:
-        """Keys that are read, over all queries."""
+        """Return the number of keys over all queries."""
         return int((self.spans[:, 1] - self.spans[:, 0]).sum())
 
     @cached_property
     def addresses(self) -> tuple[int, int, int, int]:
-        """Addresses of `query`, `indptr`, `spans` and `runs`."""
+        """Return the addresses of `query`, `indptr`, `spans` and `runs`."""
         a, b, c, d = (array.ctypes.data for array in (self.query, self.indptr, self.spans, self.runs))
         return a, b, c, d
 
     def each(self) -> list[tuple[int, list[Span]]]:
-        """(query, its spans) of each query."""
+        """Return (query, its spans) of each query."""
         spans = [(first, last) for first, last in self.spans.tolist()]
         offsets = self.indptr.tolist()
         return [(q, spans[offsets[i] : offsets[i + 1]]) for i, q in enumerate(self.query.tolist())]
@@ -75,10 +75,10 @@ class DecodeQueries:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Queries in blocks; those of one block are read together, over the same spans.
+    """Queries in blocks: all queries of a block attend to the same spans.
 
     query      int64 [num_queries], indices of the step's queries; query_ptr has the offsets of the blocks
-    visible    int64 [num_queries], how many of the block's keys, from the first on, each query sees; at least one
+    visible    int64 [num_queries], the number of the block's keys, from the first on, that each query sees; at least 1
     spans      int64 [num_spans, 2], slots first, ..., last - 1; span_ptr has the offsets of the blocks
     """
 
@@ -100,7 +100,7 @@ class QueryBlocks:
 
     @classmethod
     def joined(cls, parts: Sequence[QueryBlocks]) -> QueryBlocks | None:
-        """All blocks of the parts; None if there are none."""
+        """Concatenate the blocks of the parts; None if there are none."""
         if len(parts) <= 1:
             return parts[0] if parts else None
         query, visible, spans = (np.concatenate([getattr(x, n) for x in parts]) for n in ("query", "visible", "spans"))
@@ -112,7 +112,7 @@ class QueryBlocks:
 
     @cached_property
     def addresses(self) -> tuple[int, int, int, int, int]:
-        """Addresses of `query`, `visible`, `query_ptr`, `spans` and `span_ptr`."""
+        """Return the addresses of `query`, `visible`, `query_ptr`, `spans` and `span_ptr`."""
         arrays = (self.query, self.visible, self.query_ptr, self.spans, self.span_ptr)
         a, b, c, d, e = (array.ctypes.data for array in arrays)
         return a, b, c, d, e
@@ -124,10 +124,10 @@ def _spans(of_each: Sequence[list[Span]]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Spans that several rows share, to be read once for all their queries.
+    """Spans that several rows share, read once for all queries of the rows.
 
     index   int64 [num_queries], indices of the step's queries
-    blocks  the same queries in blocks; None where no compiled loop reads them
+    blocks  the same queries in blocks; None without a compiled loop for blocks
     """
 
     spans: list[Span]
@@ -137,7 +137,7 @@ class SharedPrefix:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A row of several new tokens. `spans` hold the tokens before them, without those of a shared prefix."""
+    """A row of several new tokens. `spans` hold the earlier tokens outside a shared prefix."""
 
     row: Row
     spans: list[Span]
@@ -145,13 +145,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """A plan as layers with one window size, or with none, see it.
+    """The metadata of a plan for layers with one window size, or with none.
 
-    singles   queries that are read one by one, without the spans of `prefixes`
+    singles   single queries, without the spans of `prefixes`
     decode    whether each row of the step has one new token
-    blocks    rows of more new tokens that are read in blocks; None if there are none
-    chunks    the other rows
-    prefixes  what several rows share
+    blocks    rows of more new tokens, in blocks; None if there are none
+    chunks    the remaining rows
+    prefixes  the spans that several rows share
     """
 
     singles: DecodeQueries
@@ -162,7 +162,7 @@ class AttentionMetadata:
 
 
 def spans_of(extents: Sequence[Span], first: int, last: int) -> list[Span]:
-    """The spans of slots that hold tokens [first, last) of a sequence."""
+    """Return the spans of slots that hold tokens [first, last) of a sequence."""
     spans: list[Span] = []
     offset = 0
     for start, stop in extents:
@@ -174,13 +174,13 @@ def spans_of(extents: Sequence[Span], first: int, last: int) -> list[Span]:
 
 
 def _blocks(queries: list[int], visible: list[int], spans: list[Span], block_size: int) -> list[Block]:
-    """`queries` in blocks; the i-th sees the first visible[i] keys of the spans."""
+    """Cut `queries` into blocks; the i-th sees the first visible[i] keys of the spans."""
     starts = range(0, len(queries), block_size)
     return [(queries[i : i + block_size], visible[i : i + block_size], spans) for i in starts]
 
 
 def _fills_tiles(num_queries: int, num_keys: int, spans: Sequence[Span]) -> bool:
-    """Whether flash attention in AMX tiles is faster than the loop for queries over `spans` and `num_keys` in all."""
+    """Return True if flash attention in AMX tiles is faster than the loop for `spans` with `num_keys` keys in all."""
     mean = sum(last - first for first, last in spans) / max(1, len(spans))
     if num_queries >= _TILE_QUERIES:
         return mean >= _TILE_SPAN or not spans
@@ -188,7 +188,7 @@ def _fills_tiles(num_queries: int, num_keys: int, spans: Sequence[Span]) -> bool
 
 
 def metadata_of(plan: WirePlan, window: int | None, tokens: Sequence[int]) -> AttentionMetadata:
-    """A step's metadata for some tokens' queries alone, each read by itself: the i-th query is that of tokens[i]."""
+    """Return a step's metadata for some tokens alone, as single queries: the i-th query is that of tokens[i]."""
     rows = {t: row for row in plan.rows for t in range(row.start, row.stop)}
     singles: list[tuple[int, list[Span]]] = []
     for query, token in enumerate(tokens):
@@ -204,15 +204,15 @@ def build_metadata(
     """Sort a step's rows into single queries, blocks and chunks for layers with this window, and find shared prefixes.
 
     block_size  queries of a block; None if there is no compiled loop for blocks
-    device      where the queries are
-    has_tiles   whether flash attention reads many queries in less time than that loop
+    device      of the queries
+    has_tiles   whether flash attention is faster than that loop for many queries
     """
     rows = plan.rows
-    covered = [0] * len(rows)  # tokens of each row that a shared prefix has
+    covered = [0] * len(rows)  # tokens of each row in a shared prefix
     prefixes: list[SharedPrefix] = []
     for shared in plan.shared:
         if window is not None and max(rows[i].kv_len for i in shared.rows) > window:
-            continue  # these rows no longer see all of it: each reads what it sees by itself
+            continue  # part of the prefix is outside the window: each row reads its visible tokens separately
         for i in shared.rows:
             covered[i] = shared.length
         queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].stop)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CompiledPrefill:
-    """The loop for one shape of heads and one dtype, compiled when this is made."""
+    """The loop for one shape of heads and one dtype, compiled by the constructor."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype) -> None:
         self._loop = Loop(

@@ -1,11 +1,11 @@
 """Make the object code of the package: python -m graftlm.kernels.cpu.compiled.ahead_of_time [all | native] [--folder F]
 
 native  for processors like this machine's, and the attention of the embedded model only: seconds. Loops of other models
-        are compiled when they are needed.
+        are compiled at their first use.
 all     for each kind of processor (object_code.py), and the attention of many models: minutes, for a wheel to publish
 
-It works in as many processes as there are cores, and takes from the cache folder what is there already. Any machine
-makes the code of all kinds.
+Compilation uses one process a core and copies loops that the cache folder has. Any machine can make the code of all
+kinds.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def make(folder: Path, targets: Sequence[Target], wanted: Sequence[Wanted]) -> l
 
 
 def native_targets() -> list[Target]:
-    """The kinds whose code this machine runs best: the newest complete one, and what newer ones change."""
+    """Return the kinds with the fastest code for this machine: the newest complete kind, and newer partial ones."""
     fitting = [target for target in TARGETS if target.fits()]
     newest = max((i for i, target in enumerate(fitting) if target.only is None), default=0)
     return fitting[newest:]
 
 
 def _compile_in_a_process(target: Target, wanted: list[Wanted], folder: Path) -> None:
-    """Compile in a process of its own, because numba compiles for one processor in the life of a process."""
+    """Compile in a separate process, because numba compiles for one processor in the life of a process."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -100,7 +100,7 @@ def compile_into(folder: str, triple: str, wanted: list[Wanted]) -> None:
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    for name in ("get_process_triple", "get_default_triple"):  # what numba asks for, and compiles for
+    for name in ("get_process_triple", "get_default_triple"):  # numba reads both
         setattr(llvm, name, lambda: triple)
     for one in wanted:
         symbol, code, needs = loop_cache.kept(*one) or loop_cache.compile_one(*one)

@@ -1,9 +1,9 @@
-"""Object code of the CPU loops on disk, and the processes that compile it before it is needed.
+"""Object code of the CPU loops on disk, and the processes that compile it ahead of its use.
 
-The package has object code for common processors and shapes (object_code.py). What is missing there is compiled: a
-process that loads a model imports torch and reads weights for seconds, and processes of their own compile meanwhile.
-A caller that needs a loop waits while one of them may still compile it. Later processes link the object code from the
-cache folder (kernels/disk_cache.py), which is valid for one kind of processor and version of all that is compiled.
+The package has object code for common processors and shapes (object_code.py). Separate processes compile missing loops
+while the process that loads a model imports torch and reads weights, for seconds. A call that needs a loop waits while
+one of these may still compile it. Later processes link the object code from the cache folder (kernels/disk_cache.py),
+which is valid for one kind of processor and one version of all sources.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ T = TypeVar("T")
 log = logging.getLogger("graftlm.engine")
 
 _KEPT_VERSIONS = 16
-"""Folders of other versions of the loops that are kept, because several environments may share a cache."""
+"""Number of folders of other versions to keep, because several environments may share a cache."""
 _POLL_S = 0.02
 _PATIENCE_S = 0.5
-"""Seconds to wait before a line on the terminal says so."""
+"""Seconds to wait before a line on the terminal."""
 _TIMEOUT_S = 120.0
-"""Seconds after which a loop is compiled in this process, whatever the other processes do."""
+"""Seconds of waiting for other processes after which this process compiles a loop itself."""
 _MOST_PROCESSES = 4
-"""More processes finish no sooner: each imports numba and is slower at its first loop."""
+"""The largest number of processes: more finish no sooner, since each imports numba and is slower at its first loop."""
 
 
 class LoopShapes(NamedTuple):
@@ -68,7 +68,7 @@ _quiet = True
 
 @functools.cache
 def folder(package: str = "") -> Path | None:
-    """The cache folder for this version of the loops on this machine; None where nothing can be kept.
+    """Return the cache folder for this version of the loops on this machine; None where nothing can be kept.
 
     package  of the loops; see `object_code.register`
     """
@@ -87,7 +87,7 @@ def folder(package: str = "") -> Path | None:
 
 @atexit.register
 def _leave() -> None:
-    """Let processes that still compile go on for later ones; unasked, Python would warn of each at its end."""
+    """Detach processes that still compile: they finish for later processes, and Python's exit does not warn of them."""
     for process in _processes:
         if process.poll() is None:
             process.returncode = 0
@@ -136,7 +136,7 @@ def start_processes(wanted: list[Wanted], num_processes: int, nice: int = 0) -> 
 
 @functools.cache
 def _say_why() -> None:
-    """Say once if all loops are compiled here because the package is for other processors, or has no object code."""
+    """Print once that all loops compile here, if the package has no object code for this processor."""
     reason = object_code.why_none()
     if reason is not None:
         log.warning(
@@ -148,7 +148,7 @@ def _say_why() -> None:
 
 
 def wait_for(load: Callable[[], T | None]) -> T | None:
-    """What `load` returns, once it finds something; None if all processes have ended without it."""
+    """Return the first result of `load` that is not None; None if all processes have ended without one."""
     started, shown = time.monotonic(), False
     try:
         while True:
@@ -167,7 +167,7 @@ def wait_for(load: Callable[[], T | None]) -> T | None:
 
 
 def compiling() -> bool:
-    """Whether processes still compile loops."""
+    """Return True while processes compile loops."""
     _processes[:] = [process for process in _processes if process.poll() is None]
     return bool(_processes)
 
@@ -182,7 +182,7 @@ LOOPS = {
     "silu_mul": "elementwise",
     "decoder_layers": "decoder_layers",
 }
-"""The module of kernels/cpu/loops that compiles a loop, with its function `compile_NAME`."""
+"""Loop -> the module of kernels/cpu/loops that compiles it, with its function `compile_NAME`."""
 
 _COSTS = {
     "decoder_layers": 11,
@@ -192,11 +192,11 @@ _COSTS = {
     "matmul": 6,
     "rotation": 3,
 }
-"""Tenths of a second that a loop takes to compile; others take two."""
+"""Loop -> tenths of a second of its compilation; loops that are not listed take two."""
 
 
 def loops_of(shapes: LoopShapes) -> list[Wanted]:
-    """The loops of a model."""
+    """Return the loops of a model."""
     group, dim, element, capped, int8 = shapes
     wanted: list[Wanted] = [("decode_attention", (group, dim, dim, element, capped))]
     if int8:
@@ -208,7 +208,7 @@ def loops_of(shapes: LoopShapes) -> list[Wanted]:
 
 
 def _dealt(wanted: list[Wanted], num_parts: int) -> list[list[Wanted]]:
-    """`wanted` in at most `num_parts` parts of about the same work."""
+    """Divide `wanted` into at most `num_parts` parts of about equal work."""
     parts: list[list[Wanted]] = [[] for _ in range(num_parts)]
     work = [0] * num_parts
     for one in sorted(wanted, key=_cost, reverse=True):
@@ -248,12 +248,12 @@ def compile_one(name: str, arguments: tuple[int, ...]) -> MachineCode:
 
 
 def load(name: str, arguments: tuple[int, ...]) -> MachineCode | None:
-    """A loop from the package or the cache folder; None if it is not there, or damaged."""
+    """Return a loop from the package or the cache folder; None if it is not there, or damaged."""
     return object_code.packaged((name, arguments)) or kept(name, arguments)
 
 
 def kept(name: str, arguments: tuple[int, ...]) -> MachineCode | None:
-    """A loop from the cache folder; None if it is not there, or damaged."""
+    """Return a loop from the cache folder; None if it is not there, or damaged."""
     path = _path(name, arguments)
     found = disk_cache.load_arrays(path) if path is not None else None
     if found is None:
@@ -263,7 +263,7 @@ def kept(name: str, arguments: tuple[int, ...]) -> MachineCode | None:
 
 
 def is_ready(name: str, arguments: tuple[int, ...]) -> bool:
-    """Whether a loop lies in the package or the cache folder."""
+    """Return True if a loop lies in the package or the cache folder."""
     path = _path(name, arguments)
     return object_code.is_packaged((name, arguments)) or (path is not None and path.exists())
 

@@ -25,7 +25,7 @@ _LIBRARY_CALLS = ("logf", "memcpy", "memmove", "memset")
 
 _lock = threading.Lock()
 _engines: list[object] = []
-"""The owners of the machine code, kept for as long as the process lives."""
+"""The owners of the machine code, alive until the process ends."""
 
 
 class Loop:
@@ -42,7 +42,7 @@ class Loop:
         self._num_threads = get_num_threads
 
     def run(self, *, single_thread: bool = False) -> None:
-        """Run all tasks on torch's threads; `single_thread` suits work that ends before a second thread would start."""
+        """Run all tasks on torch's threads, or on one: for work that ends before a second thread would start."""
         self.call.next_task = 0
         threads = self._num_threads()
         if single_thread or self._parallel_region is None or threads == 1:
@@ -53,9 +53,9 @@ class Loop:
 
 @functools.cache
 def loop_address(name: str, *arguments: int) -> int:
-    """Address of the loop `name` of loop_cache.LOOPS for these arguments.
+    """Return the address of the loop `name` of loop_cache.LOOPS for these arguments.
 
-    Waits for the processes that compile loops ahead of their use, if one of them may compile this one.
+    Waits for the processes that compile loops ahead of their use, if one of them may compile this loop.
     """
     with _lock:
         found = loop_cache.wait_for(lambda: loop_cache.load(name, arguments))
@@ -63,7 +63,7 @@ def loop_address(name: str, *arguments: int) -> int:
 
 
 def link(machine_code: MachineCode) -> int:
-    """Load object code into this process. -> address of its function; needs llvmlite, but neither numba nor a linker"""
+    """Load object code into this process; needs llvmlite, but neither numba nor a linker. -> address of its function"""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -82,9 +82,9 @@ def link(machine_code: MachineCode) -> int:
 
 
 def _address_of(name: str) -> int:
-    """Where a function of Python or of the C library is.
+    """Return the address of a function of Python or of the C library.
 
-    A function of numba's runtime handles exceptions, which no loop raises; the address given for it ends the process.
+    A function of numba's runtime would handle exceptions, which no loop raises; its address here ends the process.
     """
     for library in (ctypes.pythonapi, ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)):
         if hasattr(library, name):
@@ -93,7 +93,7 @@ def _address_of(name: str) -> int:
 
 
 def row_address(x: torch.Tensor) -> tuple[int, int, int]:
-    """Address of x [num_tokens, heads, dim], and its strides from token to token and from head to head, in elements."""
+    """Return the address of x [num_tokens, heads, dim], and its strides of tokens and of heads, in elements."""
     per_token, per_head, per_element = x.stride()
     assert per_element == 1
     return x.data_ptr(), per_token, per_head

@@ -6,9 +6,8 @@
       norm-0.names      the loop's symbol, and the names it refers to
       norm-0.o          relocatable object code
 
-Object code refers to functions of C by their names and to nothing of Python's or numba's layout, so it does not depend
-on their versions. It is used where a processor has every instruction of its kind, and while the loops' sources are
-those it was made from.
+Object code refers to functions of C by name and does not use layouts of Python or numba, hence does not depend on their
+versions. It is valid if the processor has every instruction of its kind and the loops' sources are unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class MachineCode(NamedTuple):
     """Relocatable object code.
 
     symbol  the name of its function `void (call *)`
-    needs   names that it refers to
+    needs   names to which it refers
     """
 
     symbol: str
@@ -47,17 +46,17 @@ class MachineCode(NamedTuple):
 
 
 Wanted = tuple[str, tuple[int, ...]]
-"""A loop and what it is compiled for."""
+"""A loop and its compile-time arguments."""
 
 
 class Target(NamedTuple):
-    """A kind of processor that object code is made for.
+    """A kind of processor with object code.
 
-    name      its archive's
-    machine   as platform.machine() says, on Linux
-    cpu       LLVM's name of it
-    features  instructions that a processor must have, by LLVM's names
-    only      whether a loop differs from that of the kind before it in TARGETS; None: all do
+    name      of the archive
+    machine   the result of platform.machine(), on Linux
+    cpu       LLVM's name of the processor
+    features  required instructions, by LLVM's names
+    only      tests whether a loop differs from that of the preceding kind in TARGETS; None: all loops do
     """
 
     name: str
@@ -71,14 +70,14 @@ class Target(NamedTuple):
         return f"{self.machine}-unknown-linux-gnu"
 
     def fits(self) -> bool:
-        """Whether this process may run its code."""
+        """Return True if this process can run the kind's code."""
         if not sys.platform.startswith("linux") or platform.machine() != self.machine:
             return False
         return processor()[1].issuperset(self.features)
 
 
 def _multiplies_bfloat16(wanted: Wanted) -> bool:
-    """Whether a loop multiplies bfloat16 where a processor can."""
+    """Return True if a loop multiplies bfloat16 on processors that support it."""
     name, arguments = wanted
     place = {"matmul": 0, "prefill_attention": 3}.get(name)
     return place is not None and arguments[place] == ElementFormat.BFLOAT16
@@ -121,7 +120,7 @@ def archive_path(target: Target, package: str = "") -> Path:
 
 
 def loop_name(wanted: Wanted) -> str:
-    """A loop's name in files."""
+    """Return a loop's name in files."""
     name, arguments = wanted
     return "-".join([name, *(str(int(value)) for value in arguments)])
 
@@ -155,7 +154,7 @@ def processor() -> tuple[str, frozenset[str]]:
 
 
 def packaged(wanted: Wanted) -> MachineCode | None:
-    """A loop's object code from the package; None if there is none for this processor, or it is damaged."""
+    """Return a loop's object code from the package; None if there is none for this processor, or it is damaged."""
     name, package = loop_name(wanted), package_of(wanted)
     for path in _archives(package):
         if name in _names(path, package):
@@ -166,7 +165,7 @@ def packaged(wanted: Wanted) -> MachineCode | None:
 
 
 def is_packaged(wanted: Wanted) -> bool:
-    """Whether the package has this loop for this processor."""
+    """Return True if the package has this loop for this processor."""
     package = package_of(wanted)
     return any(loop_name(wanted) in _names(path, package) for path in _archives(package))
 
@@ -199,14 +198,14 @@ def write_archive(path: Path, loops: dict[str, MachineCode], package: str = "") 
 
 @functools.cache
 def _archives(package: str = "") -> tuple[Path, ...]:
-    """The archives whose code this processor runs, the newest kind first."""
+    """Return the archives whose code this processor runs, the newest kind first."""
     found = [(target, archive_path(target, package)) for target in TARGETS]
     return tuple(path for target, path in reversed(found) if path.exists() and target.fits())
 
 
 @functools.cache
 def _names(path: Path, package: str = "") -> frozenset[str]:
-    """The loops in an archive; none if it is damaged, or made from other sources."""
+    """Return the loops in an archive; none if it is damaged, or made from other sources."""
     with suppress(OSError, KeyError, zipfile.BadZipFile, zlib.error), zipfile.ZipFile(path) as archive:
         if archive.read(SOURCES).decode() == sources(package):
             return frozenset(name.removesuffix(".o") for name in archive.namelist() if name.endswith(".o"))

@@ -18,7 +18,7 @@ _ENDING = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 
 @functools.cache
 def torch_library() -> ctypes.CDLL:
-    """The shared library of torch's CPU operators. Raises OSError if it is not where torch installs it."""
+    """Return the shared library of torch's CPU operators. Raises OSError if it is not where torch installs it."""
     import torch
 
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu{_ENDING}"))
@@ -26,7 +26,7 @@ def torch_library() -> ctypes.CDLL:
 
 @functools.cache
 def parallel_region() -> ParallelRegion | None:
-    """GOMP_parallel of the OpenMP library that torch is linked with; None if there is none.
+    """Return GOMP_parallel of the OpenMP library that torch is linked with; None if there is none.
 
     Takes (address of a function, address of its argument, number of threads, 0) and runs the function once per thread.
     """
@@ -42,9 +42,9 @@ def parallel_region() -> ParallelRegion | None:
 
 @functools.cache
 def barrier() -> int:
-    """Address of GOMP_barrier, at which the threads of a parallel region wait for one another; 0 if there is none.
+    """Return the address of GOMP_barrier, at which threads of a parallel region meet; 0 if there is none.
 
-    Outside of a region it returns at once.
+    Outside of a region the function returns at once.
     """
     if parallel_region() is None:
         return 0

@@ -1,8 +1,8 @@
-"""SpinControl: OpenMP's threads sleep rather than spin while other processes want their cores.
+"""SpinControl: OpenMP's threads sleep instead of spinning while other processes compete for their cores.
 
-Between two parallel regions OpenMP's threads spin for milliseconds. Where every thread has a core, that saves waking
-them. Where another process has one of the cores, a thread spins for one that cannot run, until its own time is used up:
-on two cores steps took 6 to 40 times as long beside one or two busy processes, 2 to 3 times with threads that sleep.
+Between two parallel regions OpenMP's threads spin for milliseconds, which saves wake-ups if every thread has a core. If
+another process has one of the cores, a thread spins for a thread that cannot run, until its time slice ends: on two
+cores steps took 6 to 40 times as long beside one or two busy processes, 2 to 3 times with threads that sleep.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from io import FileIO
 from graftlm.kernels.cpu.compiled.openmp import parallel_region, torch_library
 
 BEGIN, END = 0.25, 0.18
-"""Shares of its time that a thread waits for a core: contention from the first on, no longer below the second."""
+"""Shares of time that a thread waits for a core: contention begins at the first and ends below the second."""
 LOOK_S, WINDOW_S = 0.02, 0.05
-"""Seconds between two looks, and how long the thread must have run or waited for one share of it."""
+"""Seconds between two checks, and least seconds of running and waiting for one measurement."""
 
 
 class SpinControl:
-    """Watches the thread that calls `look`, which starts parallel regions. Only Linux says how long a thread waits."""
+    """The monitor of the thread that calls `look` and starts parallel regions. Only Linux reports a thread's waits."""
 
     def __init__(self) -> None:
         self.sleeps = False
@@ -35,7 +35,7 @@ class SpinControl:
         self._ended = threading.Event()
 
     def look(self) -> None:
-        """Compare how long this thread ran with how long it waited for a core; a few microseconds, every LOOK_S."""
+        """Compare this thread's times of running and of waiting for a core: a few microseconds, every LOOK_S."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -76,7 +76,7 @@ class SpinControl:
         return int(run), int(waited)
 
     def _begin(self) -> None:
-        """Start one more team, which does nothing: OpenMP's threads sleep at once where there are more than cores."""
+        """Start one more team, which idles: OpenMP's threads sleep at once if there are more threads than cores."""
         self.sleeps = True
         region = parallel_region()
         if region is None:
@@ -90,7 +90,7 @@ class SpinControl:
         self._team.start()
 
     def _end(self) -> None:
-        """The team ends with its thread."""
+        """End the team with its thread."""
         self.sleeps = False
         self._ended.set()
 

@@ -1,8 +1,8 @@
-"""Decoder layers on a CPU, each as two halves, before and after its attention: for few tokens, some hundred, and many.
+"""Decoder layers on a CPU, as two halves before and after attention: for few tokens, some hundred, and many.
 
-Few tokens, as in decode steps, run compiled code with products of our own, which decoder_stack.py runs for all layers
-at once. Some hundred, as in a prompt, run it in blocks. Many tokens run oneDNN's products with compiled loops between
-them, or on some processors our own (dot_layer.py).
+Few tokens, as in decode steps, run compiled code with our own matmuls, which decoder_stack.py runs for all layers in
+one call. Some hundred tokens, as in a prompt, run it in blocks. Many tokens run oneDNN's matmuls with compiled loops
+between them, or on some processors our own matmuls (dot_layer.py).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from graftlm.kernels.norm import Norm
 
 
 def _has(name: str) -> bool:
-    """Whether the processor has an instruction set, by torch's test of that name."""
+    """Return True if the processor has an instruction set, by torch's test of that name."""
     test = getattr(torch.cpu, f"_is_{name}_supported", None)
     return test is not None and bool(test())
 
 
 DOTS = _has("avx512_bf16") and not _has("amx_tile")
-"""Whether our products have the fastest bfloat16 arithmetic of the processor: oneDNN uses AMX tiles, we do not."""
+"""True if our matmuls use the processor's fastest bfloat16 arithmetic: only oneDNN uses AMX tiles."""
 
 MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if DOTS or own_panels(torch.bfloat16) else 16}
-"""The largest number of rows for which our matrix products are as fast as oneDNN's."""
+"""The largest number of rows for which our matmuls are as fast as oneDNN's."""
 
 MAX_BLOCKED_ROWS = 384
-"""The largest number of rows that our code runs in blocks in less time than oneDNN, which needs new memory for all that
-lies between two products, and compiles for each number of rows."""
+"""The largest number of rows for which our code in blocks is faster than oneDNN, which allocates all intermediate
+results and compiles for each number of rows."""
 
 MIN_BLOCK = 64
-"""Rows of a block at least: smaller ones read the weights too often."""
+"""The least rows of a block: smaller blocks read the weights too often."""
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -53,7 +53,7 @@ class LayerWeights:
     """The weights of a layer.
 
     qkv      the projections whose outputs are all heads of q, then of k, then of v: one weight, or three
-    q_norm   RMSNorm of each head before its rotary embedding; k_norm likewise; both or none
+    q_norm   RMSNorm of each query head before its rotary embedding, k_norm of each key head; both or none
     gate_up  gate and up projection, or one weight that holds the rows of both
     """
 
@@ -86,13 +86,13 @@ class LayerWeights:
         return (*self.qkv, self.out, *self.gate_up, self.down)
 
     def heads(self, qkv: torch.Tensor) -> QKV:
-        """Views of qkv [num_rows, num_qkv_heads * head_dim] by head."""
+        """Return views of qkv [num_rows, num_qkv_heads * head_dim] by head."""
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         q, k, v = qkv.view(qkv.shape[0], -1, self.head_dim).split(heads, 1)
         return q, k, v
 
     def problem(self) -> str | None:
-        """Why the compiled code cannot compute this; None if it can."""
+        """Return the reason why the compiled code cannot compute the layer; None if it can."""
         if len(self.gate_up) == 1 and self.gate_size % PANEL:
             return "gate and up projection share a panel"
         if any(p.bias is not None for p in self.gate_up):
@@ -103,9 +103,9 @@ class LayerWeights:
 
 
 class Workspace:
-    """Memory that the layers of a model use one after the other.
+    """Memory that the layers of a model share, one after the other.
 
-    inputs    float32 [num_rows, widest input of a product]
+    inputs    float32 [num_rows, widest input of a matmul]
     attended  float32 [num_rows, most num_heads * head_dim]
     """
 
@@ -123,7 +123,7 @@ QKV_PRODUCT, OUT_PRODUCT, GATE_UP_PRODUCT, DOWN_PRODUCT = range(4)
 
 
 class CompiledLayers:
-    """The layers of a model for steps of few tokens, as the calls of one compiled loop.
+    """The layers of a model for steps of few tokens, as calls of one compiled loop.
 
     layers    a LayerCall for each
     products  MatmulCalls [num_layers, 4]
@@ -138,7 +138,7 @@ class CompiledLayers:
         self._counters = np.zeros((PHASES * len(weights) + 2, 2), np.int64)
         self._turn = np.zeros(1, np.int64)
         self._positions = torch.arange(self.space.num_rows)
-        self._segments: list[object] = []  # what the products have addresses of
+        self._segments: list[object] = []  # keeps memory alive to which the matmuls have addresses
         element = ElementFormat.of(self.dtype)
         self._loop = Loop(LayersCall(), loop_address("decoder_layers", element))
         self.call = self._loop.call
@@ -148,13 +148,13 @@ class CompiledLayers:
         self.is_small = max(sum(p.num_bytes for p in w.all_panels) for w in weights) < SMALL_BYTES
         for layer, products, w in zip(self.layers, self.products, weights, strict=True):
             self._lay_out(layer, products, w)
-        self.num_parts = int(self.products["num_tasks"].min())  # of the narrowest product, for as many threads
+        self.num_parts = int(self.products["num_tasks"].min())  # tasks of the narrowest matmul, one a thread
 
     def _lay_out(self, layer: Any, products: Any, w: LayerWeights) -> None:
         space, width, size = self.space, w.num_qkv_heads * w.head_dim, w.num_heads * w.head_dim
         inputs, attended = (space.inputs.data_ptr(), space.inputs.shape[1]), (space.attended.data_ptr(), size)
         qkv, gate = space.qkv.data_ptr(), space.gate.data_ptr()
-        # outputs of float32 are the next product's inputs where they are as wide
+        # float32 outputs are the next matmul's inputs if the widths are equal
         same = self.dtype is torch.float32
         self._product(products, QKV_PRODUCT, w.qkv, inputs, (qkv, width))
         self._product(products, OUT_PRODUCT, [w.out], attended if same and w.out.depth == size else inputs)
@@ -183,7 +183,7 @@ class CompiledLayers:
         *,
         up: int = 0,
     ) -> None:
-        """Lay out a product with these weights; x and out are address and elements from row to row.
+        """Set up a matmul with these weights; x and out are address and row stride in elements.
 
         out  None adds to the residual stream
         up   address of the up projection of a gate projection
@@ -204,9 +204,9 @@ class CompiledLayers:
         product["add"] = out is None
 
     def run(self, x: torch.Tensor, layers: slice, parts: int, *, alone: bool, num_steps: int = 1) -> None:
-        """Run parts of the layers on x [num_rows, hidden_size], in place; the call's other fields are set.
+        """Run parts of the layers on x [num_rows, hidden_size], in place; all other fields of the call must be set.
 
-        alone  whether one thread does all
+        alone  whether to use one thread only
         """
         call, products = self.call, self.products[layers]
         products["num_rows"] = x.shape[0]
@@ -219,19 +219,19 @@ class CompiledLayers:
         self._loop.run(single_thread=alone or not call.barrier)
 
     def rotations(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Set the rotary embedding of the rows that run next: [num_rows, rotary_dim], both halves equal."""
+        """Set the rotary embedding of the next rows: [num_rows, rotary_dim], both halves equal."""
         call = self.call
         call.cos, call.sin = cos.data_ptr(), sin.data_ptr()
         call.table_row, call.rotary_dim = cos.stride(0), cos.shape[1]
 
     def put_qkv(self, index: int, address: int) -> None:
-        """Say where a layer puts its queries, keys and values."""
+        """Set the address of a layer's queries, keys and values."""
         self.layers[index]["qkv_out"] = self.products[index, QKV_PRODUCT]["out"] = address
 
     def run_half(self, x: torch.Tensor, index: int, part: int, *, alone: bool | None = None) -> None:
         """Run a part of one layer that neither stores nor reads keys and values.
 
-        alone  whether one thread does all; None: where the layers are small
+        alone  whether to use one thread only; None decides by the size of the layers
         """
         call, layer = self.call, self.layers[index]
         call.ids = call.head = call.tokens = layer["k_store"] = layer["shared"] = 0
@@ -250,9 +250,9 @@ class DecodeLayer(NamedTuple):
         return self.layers.weights[self.place]
 
     def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
-        """Queries, keys and values of x [num_rows, hidden_size], dense, after their rotary embedding.
+        """Compute the rotated queries, keys and values of x [num_rows, hidden_size], dense.
 
-        cos  [num_rows, rotary_dim], both halves equal; sin likewise
+        cos  [num_rows, rotary_dim], both halves equal; sin of the same shape
         -> q [num_rows, num_heads, head_dim], k, v [num_rows, num_kv_heads, head_dim]: views of the workspace
         """
         w = self.weights
@@ -262,7 +262,7 @@ class DecodeLayer(NamedTuple):
         return w.heads(qkv.view(x.shape[0], -1))
 
     def after(self, x: torch.Tensor, attended: torch.Tensor, *, alone: bool | None = None) -> None:
-        """Add to x [num_rows, hidden_size] what follows the attention, whose output is `attended`, dense.
+        """Run the half after attention on x [num_rows, hidden_size], in place, with attention's output, dense.
 
         alone  as in `run_half`
         """
@@ -272,15 +272,15 @@ class DecodeLayer(NamedTuple):
 
 
 class BlockLayer(NamedTuple):
-    """One of the compiled layers for some hundred tokens: a block of them after the other, and all of a block at once.
+    """One of the compiled layers for some hundred tokens, run in blocks of tokens.
 
-    What lies between two products stays in the processor's cache.
+    Intermediate results of a block stay in the processor's cache.
     """
 
     decode: DecodeLayer
 
     def takes(self, num_rows: int) -> bool:
-        """Whether this is the fastest class for a step of so many tokens: there is a part for each thread."""
+        """Return True if this is the fastest class for `num_rows` tokens: there is a part for each thread."""
         layers = self.decode.layers
         is_fast = layers.space.num_rows >= MIN_BLOCK and 2 * torch.get_num_threads() <= layers.num_parts
         return num_rows <= MAX_BLOCKED_ROWS and is_fast
@@ -305,16 +305,16 @@ class BlockLayer(NamedTuple):
             self.decode.after(x[here], attended[here], alone=False)
 
     def _blocks(self, num_rows: int) -> Iterator[slice]:
-        """Blocks of about the same size: a short one would read all weights for few rows."""
+        """Yield blocks of about equal size: a short one would read all weights for few rows."""
         num_blocks = -(-num_rows // self.decode.layers.space.num_rows)
         for index in range(num_blocks):
             yield slice(num_rows * index // num_blocks, num_rows * (index + 1) // num_blocks)
 
 
 def padded(num_rows: int) -> int:
-    """`num_rows` rounded up to one of at most sixteen numbers between a power of 2 and the next.
+    """Round `num_rows` up to one of at most sixteen numbers between a power of 2 and the next.
 
-    oneDNN compiles a product for every new number of rows, which takes half a millisecond and half a MiB. Padding costs
+    oneDNN compiles a matmul for every new number of rows, which takes half a millisecond and half a MiB. Padding costs
     at most one row in eight, and one in sixteen from 128 rows on.
     """
     step = max(8, (1 << (num_rows - 1).bit_length()) // 32)
@@ -356,7 +356,7 @@ class PrefillLayer:
 
 
 def _padded_rows(num_rows: int, size: int, like: torch.Tensor) -> torch.Tensor:
-    """New memory for padded(num_rows) rows; those after `num_rows` are 0."""
+    """Allocate padded(num_rows) rows; rows after `num_rows` are 0."""
     x = torch.empty(padded(num_rows), size, dtype=like.dtype)
     x[num_rows:] = 0
     return x

@@ -30,7 +30,7 @@ Rotations = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
 class AttentionKind(NamedTuple):
-    """The properties that layers must have in common to share a loop and the metadata of a step."""
+    """The properties of layers that share a loop and the metadata of a step."""
 
     group: int
     head_dim: int
@@ -48,8 +48,8 @@ class AttentionKind(NamedTuple):
 class DecoderStack:
     """All decoder layers of a model, with its embedding, last norm and head.
 
-    params         of each layer's attention: without sinks
-    max_positions  no sequence is longer; some rotations would be others for a longer one
+    params         of each layer's attention, without sinks
+    max_positions  limit of a sequence's length, beyond which some rotations change
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class DecoderStack:
 
     @property
     def memory(self) -> list[tuple[int, int]]:
-        """Address ranges [first, end) in bytes of the weights that every step reads."""
+        """Return the address ranges [first, end) in bytes of the weights that every step reads."""
         panels = [p for w in self.layers.weights for p in w.all_panels]
         return [*((p.address, p.address + p.num_bytes) for p in panels), *self.head.memory]
 
     def run(self, plan: WirePlan, ids: torch.Tensor, wanted: torch.Tensor, attention: Attention) -> torch.Tensor | None:
-        """Compute a step that `attention` was prepared for, and store its keys and values.
+        """Compute a step for which `attention` is prepared, and store its keys and values.
 
         ids     int64 [num_tokens]
-        wanted  int64 [num_wanted], the rows whose logits are wanted
+        wanted  int64 [num_wanted], the rows whose logits are returned
         attention  one whose `reads_in_place` returns True
-        -> logits [num_wanted, vocab_size]; None, with nothing done, for a step that this cannot compute
-        Raises IndexError for an id that is no row of the embedding.
+        -> logits [num_wanted, vocab_size]; None, without effects, for an unsupported step
+        Raises IndexError for an id outside the embedding.
         """
         self.layers.call.tokens = 0
         return self._run(plan, ids, wanted, attention, 1)
@@ -102,11 +102,11 @@ class DecoderStack:
     def decode(
         self, plan: WirePlan, ids: torch.Tensor, wanted: torch.Tensor, attention: Attention, steps: GreedySteps
     ) -> NDArray[np.int64] | None:
-        """Compute a step of one new token for each row, as `run` does, and further ones with the likeliest tokens.
+        """Compute a step of one new token for each row, as `run` does, and further steps with the likeliest tokens.
 
-        Changes what it is given into the ids, positions and slots of the step after the last.
-        ids     int64 [num_rows], all of which are wanted
-        -> int64 [1 to num_steps, num_rows], the tokens that each step chose, -1 where the logits are not finite
+        Updates ids, positions and slots in place to those of the step after the last.
+        ids     int64 [num_rows]; the logits of all rows are used
+        -> int64 [1 to num_steps, num_rows], the tokens of each step, -1 where the logits are not finite
         """
         num_rows = ids.shape[0]
         if num_rows > self.max_rows or any(not kind.sees_all(plan, steps.num_steps) for kind in self._kinds):
@@ -124,10 +124,10 @@ class DecoderStack:
     def _run(
         self, plan: WirePlan, ids: torch.Tensor, wanted: torch.Tensor, attention: Attention, num_steps: int
     ) -> torch.Tensor | None:
-        assert isinstance(attention, TorchAttention)  # no other kernel says that its store is read in place
+        assert isinstance(attention, TorchAttention)  # the only kernel whose `reads_in_place` is True
         num_rows, num_wanted = ids.shape[0], wanted.shape[0]  # `len` of a tensor takes microseconds
         lowest, highest = ids.min().item(), ids.max().item()
-        if not 0 <= lowest <= highest < self.embedding.shape[0]:  # the compiled code would read what lies beside it
+        if not 0 <= lowest <= highest < self.embedding.shape[0]:  # the compiled code would read out of bounds
             wrong = highest if lowest >= 0 else lowest
             raise IndexError(f"token id {wrong} is no row of the embedding, which has {len(self.embedding):,}")
         if num_rows > self.max_rows:
@@ -140,7 +140,7 @@ class DecoderStack:
         self._place(plan, num_steps)
         records = layers.layers
         records["k_store"], records["v_store"], records["num_slots"] = self._k, self._v, attention.store.num_slots
-        if isinstance(attention.store, Int8KV):  # the attention's loop stores them
+        if isinstance(attention.store, Int8KV):  # the attention's loop stores keys and values
             records["k_store"] = records["v_store"] = 0
         logits = torch.empty(num_wanted, self.head.num_out, dtype=layers.dtype)
         call.ids, call.embedding, call.positions = ids.data_ptr(), self.embedding.data_ptr(), plan.positions.ctypes.data
@@ -188,12 +188,12 @@ class DecoderStack:
 
 
 class _KindOfLayers:
-    """The attention calls of layers of one kind, which differ in where their keys and values lie."""
+    """The attention calls of layers of one kind, which differ in the addresses of keys and values only."""
 
     def __init__(self, stack: DecoderStack, kind: AttentionKind, index: Any) -> None:
         self.kind, self.index = kind, index
         self.num_bytes = 0
-        self._held: object = None  # what the calls have addresses of
+        self._held: object = None  # keeps memory alive to which the calls have addresses
         layers, capped, dim = stack.layers, kind.softcap is not None, kind.head_dim
         element = ElementFormat.of(layers.dtype)
         self.block_size = None if capped or kind.group > COLUMNS else COLUMNS // kind.group
@@ -233,7 +233,7 @@ class _KindOfLayers:
             singles["new_v"] = singles["new_k"] + num_kv_heads * dim * self._item_bytes
 
     def read(self, plan: WirePlan, attention: TorchAttention) -> bool:
-        """Lay out the step for these layers; False if the loops cannot compute it."""
+        """Set the calls for a step of these layers; return False if the loops do not support it."""
         if isinstance(attention, Int8Attention):
             metadata = attention.metadata_alone(self.kind.window)
             if not metadata.decode:
@@ -267,19 +267,19 @@ class _KindOfLayers:
         return True
 
     def sees_all(self, plan: WirePlan, num_steps: int) -> bool:
-        """Whether each row of one new token sees all of its tokens in so many steps."""
+        """Return True if each row of one new token sees all of its tokens during `num_steps` steps."""
         window = self.kind.window
         return window is None or int(plan.past.max()) + num_steps <= window
 
     @property
     def last_ends(self) -> NDArray[np.int64]:
-        """Addresses of the ends of all queries' last spans, in the step that was laid out."""
+        """Return the addresses of the ends of all queries' last spans in the current step."""
         singles = self._singles_read
         return singles.spans.ctypes.data + 16 * (singles.indptr[1:] - 1) + 8
 
 
 def _words(firsts: Sequence[int], num: int) -> NDArray[np.int64]:
-    """Addresses of `num` int64 from each of these on."""
+    """Return the addresses of `num` int64 from each of `firsts` on."""
     return np.add.outer(np.array(firsts, np.int64), 8 * np.arange(num)).ravel()
 
 
@@ -288,7 +288,7 @@ def _addresses(calls: Any) -> Any:
 
 
 def _shared_rows(metadata: AttentionMetadata, plan: WirePlan) -> Any:
-    """How many prefixes each token of the step shares: uint8 [num_tokens]; None if there are no prefixes."""
+    """Return the number of prefixes that each token shares, uint8 [num_tokens]; None without prefixes."""
     if not metadata.prefixes:
         return None
     counts = np.zeros(plan.num_tokens, np.uint8)

@@ -1,7 +1,7 @@
-"""A decoder layer in steps of many tokens on processors that multiply bfloat16: products by our own loop.
+"""A decoder layer in steps of many tokens on processors that multiply bfloat16, with matmuls by our own loop.
 
-oneDNN's take about as long, but write gate and up projection to memory, which are read again for their SwiGLU, and
-what is added to the residual stream likewise.
+oneDNN's matmuls take about as long, but write the gate and up projections and the addends of the residual stream to
+memory, which further loops read again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from graftlm.kernels.cpu.decoder.decoder_layer import (
 from graftlm.kernels.cpu.decoder.elementwise import Elementwise
 
 _TASK_ROWS = 66
-"""Rows of a task: whole register tiles, whose sums stay in the first cache."""
+"""Rows of a task: whole register tiles, whose sums stay in the first-level cache."""
 
 
 class DotLayer:
@@ -37,11 +37,11 @@ class DotLayer:
             Loop(MatmulCall.from_buffer_copy(product), layers.call.matmul) for product in layers.products[decode.place]
         ]
         self._num_panels = [loop.call.num_tasks for loop in self._loops]
-        self._held = layers  # its products have addresses of what it holds
+        self._held = layers  # keeps memory alive to which its matmuls have addresses
 
     @staticmethod
     def fits(decode: DecodeLayer) -> bool:
-        """Whether this is the fastest class for the layer: there is a part for each thread."""
+        """Return True if this is the fastest class for the layer: there is a part for each thread."""
         layers = decode.layers
         is_whole = all(p.depth == p.num_in for p in decode.weights.all_panels)
         is_fast = DOTS and 2 * torch.get_num_threads() <= layers.num_parts
@@ -69,7 +69,7 @@ class DotLayer:
         self._multiply(DOWN_PRODUCT, hidden, x)
 
     def _multiply(self, product: int, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Run a product on x [num_rows, depth]; `out` is set, or grows by it, as the product says."""
+        """Run a matmul on x [num_rows, depth]; its `add` says whether `out` is set or incremented."""
         loop = self._loops[product]
         call: Any = loop.call
         x = x.to(out.dtype).contiguous()

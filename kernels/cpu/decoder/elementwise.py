@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from graftlm.kernels.norm import Norm
 
 _SMALL = 1 << 14
-"""Tensors of fewer elements are left to one thread, which is done before a second one would start."""
+"""Elements: smaller tensors run on one thread, which ends before a second one would start."""
 
 
 class Elementwise:
-    """The loops for one dtype, compiled when this is made."""
+    """The loops for one dtype, compiled by the constructor."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         element = ElementFormat.of(dtype)
@@ -27,10 +27,10 @@ class Elementwise:
         self._silu_mul = Loop(SiluMulCall(), loop_address("silu_mul", element))
 
     def norm(self, x: torch.Tensor, added: torch.Tensor | None, norm: Norm, out: torch.Tensor) -> None:
-        """x += added; out = RMSNorm of x.
+        """Compute x += added; out = RMSNorm of x.
 
         x      [num_rows, n], dense; added [num_rows or more, n], rows dense, or None
-        out    [num_rows or more, n], rows dense; rows of padding are left alone
+        out    [num_rows or more, n], rows dense; rows of padding stay unchanged
         """
         call: Any = self._norm.call
         call.num_rows, call.size = x.shape
@@ -62,7 +62,7 @@ class Elementwise:
         self._rotation.run(single_thread=q.numel() < _SMALL)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
-        """out = silu(gate) * up. All [num_rows, n], rows dense, gate and up of one stride; out may be gate."""
+        """Compute out = silu(gate) * up. All [num_rows, n], rows dense, gate and up of one stride; out may be gate."""
         call: Any = self._silu_mul.call
         assert gate.stride(0) == up.stride(0)
         call.num_rows, call.size = gate.shape

@@ -1,4 +1,4 @@
-"""GreedySteps: decode steps of which each takes the likeliest tokens of the one before."""
+"""GreedySteps: the parameters of several greedy decode steps in one compiled call."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 
 class GreedySteps(NamedTuple):
-    """What several steps need to know that choose their tokens themselves.
+    """The end conditions of several greedy steps in one call.
 
-    ends       for each row the tokens that end it; the step that chooses one is the last
-    interrupt  int64 [1], not 0 if the step under way is to be the last; another thread may set it
+    ends       the tokens that end each row; the step that chooses one is the last
+    interrupt  int64 [1]: any value but 0 makes the current step the last; another thread may set it
     """
 
     num_steps: int

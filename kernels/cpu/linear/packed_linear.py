@@ -1,9 +1,9 @@
-"""Linear layers on a CPU with a packed weight: through oneDNN in its own block layout, or through our loop in panels.
+"""Linear layers on a CPU with a packed weight: in oneDNN's block layout, or in panels of our own loop.
 
-Decoding multiplies a few rows with every weight of the model. torch gives float32 products to a BLAS that is slow for
-so few rows on many CPUs, and bfloat16 products to oneDNN, which then reorders the weight in every call. A weight that
-was reordered once takes no more memory and runs 1.3 to 2.6 times as fast with 1 to 64 rows. oneDNN reorders no
-bfloat16 weight for a CPU without AVX-512, where torch's product is ten times slower than ours, which widens.
+Decoding multiplies a few rows with every weight of the model. torch runs float32 matmuls by a BLAS that is slow for so
+few rows on many CPUs, and bfloat16 matmuls by oneDNN, which then reorders the weight in every call. A weight that is
+reordered once takes no more memory and runs 1.3 to 2.6 times as fast with 1 to 64 rows. oneDNN reorders no bfloat16
+weight for a CPU without AVX-512, where torch's matmul is ten times slower than ours, which widens.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from graftlm.kernels.weight import PlainWeight, weight_of
 _LINEAR: Any = None
 _REORDER: Any = None
 if torch._C._has_mkldnn:
-    # oneDNN keeps what it makes for each shape and number of rows, up to this many, but for what it compiles
-    # (num_rows_multiplied). It reads the variable at its first use; its default is 1,024.
+    # The capacity of oneDNN's cache of primitives, one for each shape and number of rows; compiled code is never freed
+    # (num_rows_multiplied). oneDNN reads the variable at its first use; its default is 1,024.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
 
 
 MIN_TILE_ROWS = 64
-"""So many bfloat16 rows are multiplied by AMX tiles in less time than by our loop, although the weight is laid out anew
-for that: 16 MB in 17 ms instead of 23, by one thread of an Intel Xeon. With 117 MB it takes some 80 rows."""
+"""bfloat16 rows from which on AMX tiles are faster than our loop, the new layout of the weight included: 16 MB in 17 ms
+instead of 23, by one thread of an Intel Xeon. With 117 MB the limit is some 80 rows."""
 _LAID_OUT_BYTES = 4 << 20
-"""So much of a weight is laid out at a time: it stays in the processor's cache until it is multiplied."""
+"""Bytes of a weight that are laid out at a time: they stay in the processor's cache until the matmul."""
 _COMPARED = 16 * PANEL
-"""Outputs of the largest random weight: one as large as the model's would be in memory twice, beside that."""
+"""Outputs of the largest random weight in the check of a layout: a full-size one would take twice its memory."""
 
 
 class PackedLinear(nn.Linear):
-    """Replaces an nn.Linear, or a Conv1D of transformers; `unpack` undoes it.
+    """The replacement of an nn.Linear, or of a Conv1D of transformers; `unpack` restores the original.
 
-    The original module's weight is empty meanwhile, so the weight is in memory once. With `in_place` it stays where it
-    is, for weights that other modules use too, such as a head tied to the embedding: slower, but still by oneDNN.
+    The original module's weight is empty meanwhile, so the weight is in memory once. With `in_place` the weight is not
+    packed, because other modules share it, such as a head tied to the embedding: slower, but still by oneDNN.
     """
 
     def __init__(self, original: nn.Module, *, in_place: bool = False) -> None:
         nn.Module.__init__(self)
         self._transposed = not isinstance(original, nn.Linear)  # a Conv1D holds it as [in, out]
-        self._original = (original,)  # in a tuple: not a submodule, whose parameters would be counted twice
+        self._original = (original,)  # in a tuple: a submodule's parameters would be counted twice
         weight = self._plain(self._source.detach())
         self.out_features, self.in_features = weight.shape
         self.register_parameter("bias", getattr(original, "bias", None))
@@ -71,16 +71,16 @@ class PackedLinear(nn.Linear):
 
     @property
     def _source(self) -> nn.Parameter:
-        """The original's weight."""
+        """Return the original's weight."""
         return self._original[0].get_parameter("weight")
 
     def _plain(self, weight: torch.Tensor) -> torch.Tensor:
-        """Turn a weight in the original's layout into [out, in], or back."""
+        """Convert a weight in the original's layout to [out, in], or back."""
         return weight.t() if self._transposed else weight
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """The weight in the original's layout; a copy, unless made `in_place`."""
+        """Return the weight in the original's layout; a copy unless `in_place`."""
         if self._own is not None:
             return self._plain(unpack(self._own)).contiguous()
         if self._packed is None:
@@ -89,16 +89,16 @@ class PackedLinear(nn.Linear):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weight's dtype, without the copy that `weight` makes."""
+        """Return the weight's dtype, without the copy of `weight`."""
         return self._source.dtype
 
     @property
     def in_place(self) -> bool:
-        """Whether the weight is still the original's."""
+        """Return True if the weight is still the original's."""
         return self._packed is None and self._own is None
 
     def panels(self) -> Panels | None:
-        """The weight for our own loops; None if oneDNN did not lay it out in panels."""
+        """Return the weight for our own loops; None if oneDNN's layout is not panels."""
         if self._own is not None:
             return self._own
         if self._packed is None or self._transposed or not hasattr(torch.ops.mkldnn, "data_ptr"):
@@ -117,7 +117,7 @@ class PackedLinear(nn.Linear):
             self._source.data = torch.empty(0, dtype=self._source.dtype)
 
     def unpack(self) -> nn.Module:
-        """Give the weight back to the original module."""
+        """Restore the original module's weight."""
         if not self.in_place and self._source.numel() == 0:
             self._source.data = self.weight
         return self._original[0]
@@ -134,7 +134,7 @@ class PackedLinear(nn.Linear):
 
 
 def linear(x: torch.Tensor, panels: Panels) -> torch.Tensor:
-    """x [n, num_in] -> [n, num_out]"""
+    """Multiply x [n, num_in] by our own loop. -> [n, num_out]"""
     if not panels.is_mkldnn:
         if HAS_TILES and x.dtype is panels.packed.dtype is torch.bfloat16 and x.shape[0] >= MIN_TILE_ROWS:
             return linear_by_tiles(x, panels)
@@ -145,7 +145,7 @@ def linear(x: torch.Tensor, panels: Panels) -> torch.Tensor:
 
 
 def linear_by_tiles(x: torch.Tensor, panels: Panels) -> torch.Tensor:
-    """x [n, num_in] -> [n, num_out] by oneDNN, with bfloat16 panels of our own, a few of them at a time."""
+    """Multiply x [n, num_in] by oneDNN, with our own bfloat16 panels, a few panels at a time. -> [n, num_out]"""
     num_rows, pairs = x.shape[0], panels.packed.view(torch.int32).squeeze(-1)
     x = nn.functional.pad(x, (0, 0, 0, num_rows_multiplied(num_rows) - num_rows))
     output = torch.empty(x.shape[0], panels.num_out, dtype=x.dtype)
@@ -159,7 +159,7 @@ def linear_by_tiles(x: torch.Tensor, panels: Panels) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., num_in] -> [..., num_out], by oneDNN"""
+    """Multiply x [..., num_in] by oneDNN. -> [..., num_out]"""
     num_rows = x.numel() // x.shape[-1]
     padding = num_rows_multiplied(num_rows) - num_rows
     if not padding:
@@ -171,19 +171,19 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def num_rows_multiplied(num_rows: int) -> int:
-    """Round `num_rows` up for oneDNN, which compiles for each number of rows up to 512 and keeps that for ever.
+    """Round `num_rows` up for oneDNN, which compiles for each number of rows up to 512 and never frees the code.
 
-    That takes 0.3 MB a number and shape of a weight, and a millisecond or two. Padded to one of 92 numbers up to 2,048,
-    a row's results are the same.
+    Each number of rows and shape of a weight costs 0.3 MB and a millisecond or two. Padding to one of 92 numbers up to
+    2,048 does not change a row's results.
     """
     multiple = next((m for most, m in ((16, 1), (64, 4), (128, 8), (512, 16), (1024, 32)) if num_rows <= most), 64)
     return -(-num_rows // multiple) * multiple
 
 
 def _lays_out_otherwise(packed: torch.Tensor) -> bool:
-    """Whether oneDNN has chosen a layout that our loops do not read, although they could multiply the weight.
+    """Return True if oneDNN has chosen a layout that our loops do not read for a weight that they support.
 
-    That of torch 2.11 does so for float32 weights whose number of outputs is no multiple of PANEL.
+    oneDNN of torch 2.11 does for float32 weights whose number of outputs is no multiple of PANEL.
     """
     if not hasattr(torch.ops.mkldnn, "data_ptr") or importlib.util.find_spec("numba") is None:
         return False
@@ -193,7 +193,7 @@ def _lays_out_otherwise(packed: torch.Tensor) -> bool:
 
 @functools.cache
 def own_panels(dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype are multiplied by our loop for any number of rows: oneDNN cannot reorder them."""
+    """Return True if our loop multiplies this dtype for every number of rows: oneDNN cannot reorder its weights."""
     try:
         _REORDER(torch.zeros(PANEL, PANEL, dtype=dtype))
     except RuntimeError:
@@ -202,7 +202,7 @@ def own_panels(dtype: torch.dtype) -> bool:
 
 
 def packable(module: nn.Module) -> bool:
-    """Return True if `module` is a linear layer on a CPU, with a plain weight, that oneDNN can take over."""
+    """Return True if `module` is a linear layer on a CPU with a plain weight that oneDNN supports."""
     transposed = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     is_plain = type(module) is transposed or type(weight_of(module)) is PlainWeight
     if _LINEAR is None or _REORDER is None or not is_plain:
@@ -217,7 +217,7 @@ def packable(module: nn.Module) -> bool:
 
 
 def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
-    """The packed weight as panels, if its size allows that; None otherwise."""
+    """Return the packed weight as panels; None if its size is not that of panels."""
     num_out, num_in = packed.shape
     num_bytes, address = torch.ops.mkldnn._nbytes(packed), torch.ops.mkldnn.data_ptr(packed)
     row = -(-num_out // PANEL) * ElementFormat.of(packed.dtype).panel_bytes(1)
@@ -229,11 +229,11 @@ def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
 
 @functools.cache
 def _is_in_panels(num_out: int, num_in: int, dtype: torch.dtype, depth: int, num_threads: int) -> bool:
-    """Whether oneDNN lays out weights of this shape in panels of this depth: compares a random one element by element.
+    """Return True if oneDNN's layout of this shape is panels of this depth, by comparison of a random weight.
 
-    One of more outputs is compared by a shorter one, and later by what its products give.
+    A weight of more outputs is represented by a shorter one, and later checked by its results.
 
-    num_threads  torch's number of threads now: part of the key, as the layout may depend on it
+    num_threads  torch's current number of threads: part of the cache key, as the layout may depend on it
     """
     weight = torch.randn(min(num_out, _COMPARED + num_out % PANEL), num_in, dtype=dtype)
     packed = _REORDER(weight)

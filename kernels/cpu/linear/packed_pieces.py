@@ -18,25 +18,25 @@ _PIECE_BYTES = 8 << 20
 _MOST_PIECES = 16
 
 Pack = Callable[[nn.Linear], PackedLinear | None]
-"""Packs a linear layer; None if that gives something else."""
+"""Packs a linear layer; returns None if the packed layer's output differs."""
 
 
 class PackedPieces(nn.Linear):
-    """Replaces an nn.Linear such as a head by packed layers of some of its outputs each; `unpack` undoes it."""
+    """The replacement of a large nn.Linear, such as a head, by packed layers of some outputs each; see `unpack`."""
 
     def __init__(self, original: nn.Linear, pieces: Sequence[PackedLinear]) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = original.in_features, original.out_features
-        self._original = (original,)  # in tuples: no submodules, whose parameters would be counted twice
+        self._original = (original,)  # in tuples: parameters of submodules would be counted twice
         self._pieces = tuple(pieces)
         self.register_parameter("bias", original.bias)
         self.training = original.training
 
     @classmethod
     def of(cls, original: nn.Linear, pack: Pack) -> PackedPieces | None:
-        """Pack a layer piece by piece, and discard what was packed; None, with nothing changed, if `pack` gives None.
+        """Pack a layer piece by piece, freeing each packed piece; None, with nothing changed, if `pack` returns None.
 
-        Nobody else may read the weight's memory.
+        No other code may read the weight's memory.
         """
         weight, bias = original.weight.detach(), original.bias
         num_out = outputs_of_piece(weight)
@@ -59,16 +59,16 @@ class PackedPieces(nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """A copy of the weight."""
+        """Return a copy of the weight."""
         return torch.cat([piece.weight for piece in self._pieces])
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weight's dtype, without the copy that `weight` makes."""
+        """Return the weight's dtype, without the copy of `weight`."""
         return self._original[0].weight.dtype
 
     def panels(self) -> list[Panels] | None:
-        """The pieces for our own loops; None if oneDNN did not lay all of them out in panels."""
+        """Return the pieces for our own loops; None if oneDNN's layout of any piece is not panels."""
         found = [panels for piece in self._pieces if (panels := piece.panels()) is not None]
         return found if len(found) == len(self._pieces) else None
 
@@ -77,7 +77,7 @@ class PackedPieces(nn.Linear):
         self._original[0].weight.data = torch.empty(0, dtype=self.dtype)
 
     def unpack(self) -> nn.Module:
-        """Give the weight back to the original module."""
+        """Restore the original module's weight."""
         if self._original[0].weight.numel() == 0:
             self._original[0].weight.data = self.weight
         return self._original[0]
@@ -91,7 +91,7 @@ class PackedPieces(nn.Linear):
 
 
 def outputs_of_piece(weight: torch.Tensor) -> int:
-    """How many outputs of a weight [num_out, num_in] are packed at once: whole panels, at most sixteen pieces."""
+    """Return the outputs of a piece of a weight [num_out, num_in]: whole panels, at most sixteen pieces."""
     num_bytes = max(_PIECE_BYTES, weight.nbytes // _MOST_PIECES)
     panel_bytes = ElementFormat.of(weight.dtype).panel_bytes(weight.shape[1])
     return -(-num_bytes // panel_bytes) * PANEL

@@ -1,4 +1,4 @@
-"""Weights in panels of 64 outputs, the layout of our loops: oneDNN's own where it has it, else packed here."""
+"""Weights in panels of 64 outputs, the layout of our loops: by oneDNN if it uses this layout, else packed here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graftlm.kernels.cpu.element_format import ElementFormat
 class Panels(NamedTuple):
     """A weight as [num_out / 64, depth / i, 64, i], with i inputs `interleaved` (element_format.py): 2 in bfloat16.
 
-    packed  holds the memory: a tensor of oneDNN's, or one that `pack` made
+    packed  owns the memory: a tensor of oneDNN, or of `pack`
     depth   number of inputs with padding; padded inputs and outputs are 0
     """
 
@@ -27,7 +27,7 @@ class Panels(NamedTuple):
 
     @property
     def is_mkldnn(self) -> bool:
-        """Whether oneDNN can multiply with it."""
+        """Return True if oneDNN can multiply with these panels."""
         return self.packed.is_mkldnn
 
 
@@ -46,6 +46,6 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Panels:
 
 
 def unpack(panels: Panels) -> torch.Tensor:
-    """The weight [num_out, num_in] of what `pack` returned."""
+    """Return the weight [num_out, num_in] of the panels of `pack`."""
     plain = panels.packed.transpose(1, 2).reshape(-1, panels.depth)
     return plain[: panels.num_out, : panels.num_in].contiguous()

@@ -14,7 +14,7 @@ from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.panels import Panels
 
 SMALL_BYTES = 1 << 18
-"""Weights of fewer bytes are read by one thread: it is done before a second one would start."""
+"""Bytes: smaller weights are read by one thread, which ends before a second one would start."""
 
 
 def address_of(x: torch.Tensor | None) -> int:
@@ -24,8 +24,8 @@ def address_of(x: torch.Tensor | None) -> int:
 class SkinnyLinear:
     """A linear layer for few rows.
 
-    weight          in panels, or in several whose outputs follow one another; or a row-major tensor that `fits`
-    bias            of a row-major weight; panels bring theirs
+    weight          in panels, or a list of panels of consecutive outputs; or a row-major tensor that `fits`
+    bias            of a row-major weight; panels have their own
     call, function  its MatmulCall and the address of the loop, for other compiled code
     """
 
@@ -42,7 +42,7 @@ class SkinnyLinear:
                 segments.append((task, part.num_out, self.num_out, part.address, 0, address_of(part.bias)))
                 self.num_out += part.num_out
                 task += -(-part.num_out // PANEL)
-        self._weights = weight, bias  # the call has their addresses only
+        self._weights = weight, bias  # kept alive: the call has addresses only
         self._segments = np.array(segments, np.int64)
         self.function = loop_address("matmul", ElementFormat.of(dtype), isinstance(weight, torch.Tensor))
         self._loop = Loop(MatmulCall(), self.function)
@@ -54,7 +54,7 @@ class SkinnyLinear:
 
     @property
     def memory(self) -> list[tuple[int, int]]:
-        """The address ranges [first, end) in bytes of the weight."""
+        """Return the address ranges [first, end) in bytes of the weight."""
         weight = self._weights[0]
         if isinstance(weight, torch.Tensor):
             return [(weight.data_ptr(), weight.data_ptr() + weight.nbytes)]
@@ -62,11 +62,11 @@ class SkinnyLinear:
 
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
-        """Whether the loop can read this weight [n, k] as it is."""
+        """Return True if the loop can read this weight [n, k] in place."""
         return weight.is_contiguous() and weight.shape[1] % 16 == 0 and weight.shape[0] >= 4
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [num_rows, k] -> [num_rows, n], dtype of x"""
+        """Multiply x [num_rows, k]. -> [num_rows, n], dtype of x"""
         call = self.call
         inputs = x.float().contiguous()
         if call.depth != self._num_in:
