@@ -28,7 +28,7 @@ OWN_MAIN = {
     "sprout": "bench.sprout.evaluate",
     "gpu": "bench.gpu.compare",
 }
-"""Groups that are no table of cases."""
+"""Groups with a command of their own in place of a table of cases."""
 
 
 def main() -> int:

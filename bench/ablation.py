@@ -1,7 +1,7 @@
-"""`python -m bench ablation`: what each part of the runtime brings to the workloads, by leaving it out.
+"""`python -m bench ablation`: the effect of each part of the runtime on the workloads, measured without it.
 
-All variants run in one process on sprout in float32, in turns. CPU time is compared, since it hardly changes with what
-else the machine does; the hit rate stands beside the best that an unlimited cache could have.
+All variants run in one process on sprout in float32, in turns. CPU time is compared, since it hardly depends on other
+load; the hit rate is printed beside the best one of an unlimited cache.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from graftlm.core.program.program import Program
 
 WORKLOADS = ("few_shot_choice", "tree_of_thought", "skeleton_of_thought", "judge", "json_objects", "chats", "retrieval")
 SMALL_POOL = 6144
-"""KV slots of the variants that compare orders and evictions: less than the workloads' prompts need together."""
+"""KV slots of the variants that compare orders and evictions: fewer than the workloads' prompts need together."""
 
 
 @contextmanager
 def without_batch_prefix(runtime: Runtime) -> Iterator[None]:
-    """Programs of a batch start one by one: nobody computes their common prefix first."""
+    """Start the programs of a batch one by one, without computing their common prefix first."""
     batch = Program.batch
 
     def one_by_one(self: Any, items: Any, *, runtime: Any) -> list[Any]:
@@ -54,7 +54,7 @@ def without_batch_prefix(runtime: Runtime) -> Iterator[None]:
 
 @contextmanager
 def rebuilding_grammars(runtime: Runtime) -> Iterator[None]:
-    """Every request compiles its constraint anew."""
+    """Compile the constraint of every request anew."""
     submit_many, complete = runtime.submit_many, runtime.complete
 
     def submitted(requests: Any) -> Any:

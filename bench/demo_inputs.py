@@ -19,7 +19,7 @@ NUM_WORLDS, NUM_QUESTIONS, NUM_SHOTS = 6, 4, 4
 
 
 def worlds(rng: random.Random, **options: Any) -> list[World]:
-    """Worlds of several people, written in plain ASCII so that everybody can follow the demo."""
+    """Build worlds of several people, in plain ASCII, so that the demo is readable everywhere."""
     found: list[World] = []
     while len(found) < NUM_WORLDS:
         world = make_world(rng, "test", kind="person", **options)
@@ -30,7 +30,7 @@ def worlds(rng: random.Random, **options: Any) -> list[World]:
 
 
 def plain_facts(world: World) -> list[Fact]:
-    """Facts with one short answer."""
+    """Return the facts with one short answer."""
     return [fact for fact in world.facts if fact.attribute.type in ("str", "int")]
 
 
@@ -47,7 +47,7 @@ def questions(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def shots(rng: random.Random) -> dict[str, Any]:
-    """One attribute to find, examples that show it, and texts to find it in."""
+    """Return one attribute to find, examples that show it, and texts to find it in."""
     attribute = next(a for a in BY_KIND["person"] if a.label == "job")
     items = [
         {"passage": passage.text, "name": entity.name, "answer": entity.facts[attribute.key].answer}
@@ -60,7 +60,7 @@ def shots(rng: random.Random) -> dict[str, Any]:
 
 
 def forms(rng: random.Random) -> list[dict[str, Any]]:
-    """A passage, somebody in it, and the lines of a form about them."""
+    """Return a passage, somebody in it, and the lines of a form about them."""
 
     def lines(entity: Entity) -> dict[str, str]:
         facts = [fact for fact in entity.facts.values() if fact.attribute.type in ("str", "int")]

@@ -1,4 +1,4 @@
-"""Measurements with their baseline beside them: paired runs, medians, a table, JSON that says where it came from."""
+"""Measurements with their baseline beside them: paired runs, medians, a table, JSON with its provenance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Options:
-    """What every case is given. `quick` asks for the smallest run that still shows the effect."""
+    """Options of every case. `quick` selects the smallest run that shows the effect."""
 
     quick: bool = False
     repeats: int = 3
@@ -47,7 +47,7 @@ class Row:
     """One figure.
 
     value     in `unit`; the median where there were several samples, whose extremes are `low` and `high`
-    baseline  the same figure of what `value` is compared with, measured in the same run; None where there is none
+    baseline  the baseline's figure, measured in the same run; None if there is none
     floor     the least (or, if `at_most`, the greatest) value that is good enough; of `ratio` where that is given
     """
 
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the floor is reached; None where there is no floor."""
+        """Return True if the floor is reached; None without a floor."""
         if self.floor is None:
             return None
         figure = self.value if self.ratio is None else self.ratio
@@ -73,7 +73,7 @@ class Row:
 
 
 Case = Callable[[Options], Iterable[Row]]
-"""Measures; one that takes minutes yields each row when it is known."""
+"""A case: returns its rows, or yields each row as soon as it is measured."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def paired(functions: Mapping[str, Callable[[], Any]], repeats: int, warm: bool 
 
 
 def rate_row(case: str, what: str, unit: str, amount: float, ours: Timing, theirs: Timing, **rest: Any) -> Row:
-    """A rate, `amount` per second, beside the baseline's; the ratio is the median over paired runs."""
+    """Return a rate, `amount` per second, beside the baseline's; the ratio is the median over paired runs."""
     rates = sorted(amount / s for s in ours.samples)
     ratio = statistics.median(b / a for a, b in zip(ours.samples, theirs.samples, strict=True))
     return Row(
@@ -148,7 +148,7 @@ def origin() -> dict[str, Any]:
 
 
 def cases(package: str) -> dict[str, str]:
-    """The cases of a folder of bench/ by name: the modules that have a `run(options)`."""
+    """Return the cases of a folder of bench/ by name: the modules that have a `run(options)`."""
     folder = ROOT / "bench" / package
     return {
         m.name: f"bench.{package}.{m.name}" for m in pkgutil.iter_modules([str(folder)]) if not m.name.startswith("_")
@@ -177,7 +177,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 
 def line(row: Row) -> str:
-    """A row as one line, for those who wait for the table."""
+    """Return a row as one line, printed before the table is complete."""
     baseline = "" if row.baseline is None else f" (baseline {_number(row.baseline)})"
     ratio = "" if row.ratio is None else f", {row.ratio:.2f}x"
     return f"{row.case}: {row.what}: {_number(row.value)} {row.unit}{baseline}{ratio}"

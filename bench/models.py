@@ -40,22 +40,22 @@ SHAPES: dict[Size, dict[str, Any]] = {
 
 
 def random_model(size: Size, dtype: torch.dtype = torch.float32, kind: str = "llama") -> PreTrainedModel:
-    """A Llama shape (or another `kind`) of this size."""
+    """Return a Llama shape (or another `kind`) of this size."""
     return tiny_model(kind, **SHAPES[size]).to(dtype)
 
 
 def runtime(size: Size, dtype: torch.dtype = torch.float32, **options: Any) -> Runtime:
-    """A loaded runtime on a model of its own."""
+    """Return a loaded runtime on a model of its own."""
     built = Runtime(random_model(size, dtype), tokenizer=byte_tokenizer(), **options)
     built.load()
     return built
 
 
 def random_ids(length: int, seed: int) -> list[int]:
-    """Token ids of plain bytes; different seeds share no prefix worth the name."""
+    """Return token ids of plain bytes; different seeds share almost no prefix."""
     ids: list[int] = np.random.default_rng(seed).integers(3, 250, length).tolist()
     return ids
 
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-"""Exactly `max_tokens` tokens, whatever they are."""
+"""Sampling parameters that forbid the end tokens: exactly `max_tokens` tokens."""

@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"```(\w+)\n(.*?)```\n", re.DOTALL)
 
 
 def notebook(page: str) -> str:
-    """The notebook of a page as JSON text: prose between the cells that its examples are."""
+    """Return the notebook of a page as JSON text: prose between code cells, one per example."""
     text = (ROOT / f"docs/{page}.md").read_text()
     parts: list[tuple[str, str]] = []
     position = 0

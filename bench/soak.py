@@ -54,13 +54,13 @@ NUM_TASKS = 8
 POOL_TOKENS = 480
 CROWD_EVERY_S = 5.0
 PATIENCE_S = 60.0
-"""A request that has not ended after so long counts as hung."""
+"""Seconds after which an open request counts as hung."""
 
 MEMORY_GROWTH = 0.01
-"""What memory may grow by after the first tenth, as a share of what it is then."""
+"""Allowed growth of memory after the first tenth of the run, as a share."""
 WHOLE_RUN = 100_000
 MEMORY_SLACK = 4_000_000
-"""Bytes more that it may grow by in runs of fewer requests, whose first tenth has not met all there is to meet."""
+"""Additional allowed growth, in bytes, in short runs, whose first tenth does not cover all kinds of requests."""
 
 _M_ARENA_MAX = -8  # of malloc.h
 
@@ -116,7 +116,7 @@ class Raising:
 
 
 class Soak:
-    """One runtime, the requests it is sent, and what became of them."""
+    """One runtime, its requests and their outcomes."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -164,7 +164,7 @@ class Soak:
             self.sent += 1
 
     def count(self, kind: str, outcome: str | Exception | None) -> None:
-        """outcome: what went wrong; None if nothing did"""
+        """Record the end of a request; `outcome` is the error, None without one."""
         faulty = isinstance(outcome, EngineError) and isinstance(outcome.__cause__, InjectedFault | InjectedExit)
         with self._lock:
             self.ended[kind if outcome is None else "ended by a fault" if faulty else "wrong"] += 1
@@ -286,7 +286,7 @@ KINDS: dict[str, Callable[[Soak, random.Random], str | Exception | None]] = {
 
 
 def expect(kind: type[Exception], runtime: Runtime, request: Request) -> Exception:
-    """The error that the request ends with, of this kind; raises any other."""
+    """Return the error that the request ends with, of this kind; raises any other."""
     try:
         done = runtime.submit(request).result(PATIENCE_S)
     except kind as error:
@@ -387,7 +387,7 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
 
 @contextmanager
 def counted(owner: Any, name: str) -> Iterator[list[int]]:
-    """Note the lengths of what `owner.name` returns, where it returns anything."""
+    """Record the lengths of the results of `owner.name`."""
     original, lengths = getattr(owner, name), list[int]()
 
     def called(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""GraftLM and its rivals on a CPU, each in a process of its own, asked in turn for the same tokens."""
+"""GraftLM and its rivals on a CPU, each in its own process, measured in turns on the same tokens."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Floor = TypeVar("Floor")
 def chosen(
     floors: Mapping[tuple[Size, Precision], Floor], options: Options
 ) -> list[tuple[tuple[Size, Precision], Floor]]:
-    """The models of a case with their floors: those whose label contains `--model`; without it all, or the small ones.
+    """Return a case's models with their floors: labels that contain `--model`; by default all, or the small ones.
 
-    Raises SystemExit, naming the labels, where none does.
+    Raises SystemExit, naming the labels, if none matches.
     """
     if options.model is None:
         return [(key, floor) for key, floor in floors.items() if not options.quick or key[0] == "30M"]
@@ -58,7 +58,7 @@ class Worker:
         )
 
     def ask(self, prompts: Sequence[Any], num_new: int, *, shared: int = 0, speculation: str = "off") -> dict[str, Any]:
-        """-> the worker's answer; RuntimeError with the end of what it printed if it has died"""
+        """Return the worker's answer; raise RuntimeError with the end of its output if it has died."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         asked = {"prompts": prompts, "num_new": num_new, "shared": shared, "speculation": speculation}
@@ -81,7 +81,7 @@ class Worker:
 
 
 class Engines(AbstractContextManager["Engines"]):
-    """One worker for each engine that is installed, on the same weights."""
+    """Start one worker for each installed engine, on the same weights."""
 
     def __init__(self, size: Size, precision: Precision, folder: Path, model: Path | None = None) -> None:
         self.label = f"{model.name if model else NAMES[size]} {precision}"
@@ -103,7 +103,7 @@ class Engines(AbstractContextManager["Engines"]):
 
 
 def compared(case: str, label: str, rates: dict[str, list[float]], floor: float | None, unit: str) -> list[Row]:
-    """A row for each rival's rates, then GraftLM's beside the best rival's; ratios are medians over paired rounds."""
+    """Return a row per rival, then GraftLM's beside the best rival's; ratios are medians over paired rounds."""
     rows = [_row(case, f"{label}, {name}", samples, unit) for name, samples in rates.items() if name != OURS]
     ours = rates[OURS]
     best = max(rows, key=lambda row: row.value, default=None)
@@ -119,7 +119,7 @@ def _row(case: str, what: str, samples: list[float], unit: str, **rest: Any) -> 
 
 
 def model_folder() -> Path:
-    """The folder of the models: $GRAFTLM_BENCH_MODELS, which is kept, or one that ends with this process."""
+    """Return the folder of the models: $GRAFTLM_BENCH_MODELS, which is kept, or one that ends with this process."""
     kept = os.environ.get("GRAFTLM_BENCH_MODELS")
     if kept is None:
         _temporary.append(tempfile.TemporaryDirectory())
@@ -128,4 +128,4 @@ def model_folder() -> Path:
 
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []
-"""Folders that go when this process ends."""
+"""Temporary folders, deleted when this process ends."""

@@ -90,7 +90,7 @@ def write_gguf(model: Path, precision: Precision) -> Path:
 def write_openvino(model: Path, precision: Precision) -> Path:
     """Export a folder by optimum-intel; float16 weights for bfloat16 arithmetic. -> the folder
 
-    optimum-intel wants an older transformers than GraftLM may have here: OPTIMUM_PYTHON names the Python that has it.
+    optimum-intel needs an older transformers than GraftLM: OPTIMUM_PYTHON names a Python with that version.
     """
     target = model / f"openvino-{precision}"
     if not (target / "openvino_model.xml").exists():

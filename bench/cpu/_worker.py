@@ -43,7 +43,7 @@ def graftlm(model: str, precision: str, threads: int) -> Generate:
 
 
 def llama_cpp(model: str, precision: str, threads: int) -> Generate:
-    """llama.cpp's own batches: a sequence for each prompt, a shared prefix once, as who knows of it would write it."""
+    """llama.cpp's own batches: a sequence for each prompt, a shared prefix once, as an expert would write it."""
     import llama_cpp as ll
     import numpy as np
 
@@ -113,7 +113,7 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
 
 
 _kept: list[Any] = []
-"""What C code calls for as long as the process lives."""
+"""Callbacks of C code, kept for the lifetime of the process."""
 
 
 def _keep(function: Any) -> Any:
@@ -128,7 +128,7 @@ def _without_gpu(ll: Any) -> Any:
 
 
 def openvino(model: str, precision: str, threads: int) -> Generate:
-    """OpenVINO GenAI; of prompts that share a prefix one goes first, as who knows of it would write it."""
+    """OpenVINO GenAI; one of several prompts with a shared prefix runs first, as an expert would write it."""
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -167,7 +167,7 @@ ENGINES = {"GraftLM": graftlm, "llama.cpp": llama_cpp, "OpenVINO": openvino}
 
 
 def peak_mib() -> float:
-    """The most memory that this process ever held; of Linux."""
+    """Return the peak memory of this process in MiB; Linux only."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) / 1024
@@ -176,7 +176,7 @@ def peak_mib() -> float:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     engine, model, precision, threads = sys.argv[1:]
     generate = ENGINES[engine](model, precision, int(threads))
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Text of the embedded model, where guesses count: GraftLM with guesses and without, beside the better rival."""
+"""Text of the embedded model with speculation: GraftLM with and without, beside the better rival."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEW = 48
 
 
 def run(options: Options) -> Sequence[Row]:
-    model = model_folder() / "sprout"  # a copy: what the rivals need is written into it
+    model = model_folder() / "sprout"  # a copy: the rivals' files are written into it
     shutil.copytree(ROOT / "graftlm" / "sprout", model, dirs_exist_ok=True)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in TEXTS]
@@ -33,7 +33,7 @@ def run(options: Options) -> Sequence[Row]:
                 seconds = sum(worker.ask([prompt], NEW)["seconds"] for prompt in prompts)
                 if repeat >= 0:
                     rates.setdefault(name, []).append(len(prompts) * NEW / seconds)
-        ours = engines.workers[OURS]  # asked in rounds of its own: two runtimes would share its cores
+        ours = engines.workers[OURS]  # measured in rounds of its own: two runtimes would share the cores
         for repeat in range(-1, options.repeats):
             seconds = sum(ours.ask([prompt], NEW, speculation="auto")["seconds"] for prompt in prompts)
             if repeat >= 0:

@@ -1,7 +1,7 @@
-"""The most memory of a process that loads a model and answers once; GraftLM's beside the weights' own bytes.
+"""Peak memory of a process that loads a model and answers once; GraftLM's beside the weights' bytes.
 
-The first process that meets a model has transformers build it and compares; later ones build it from what that left in
-the cache folder. Each is measured, with a cache folder that begins empty.
+The first process that loads a model has transformers build it and compares; later ones build it from the cache
+folder. Both are measured, with a cache folder that is empty at first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""32 requests that share 1,000 tokens: each rival is told of the shared prefix, GraftLM finds it."""
+"""32 requests that share 1,000 tokens: each rival receives the shared prefix explicitly, GraftLM detects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the DSPy cases share: the task, and GraftLM beside a plain engine on the same weights."""
+"""Shared parts of the DSPy cases: the task, and GraftLM beside a plain engine on the same weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def right(example: dspy.Example, made: Any, trace: Any = None) -> bool:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without DSPy's progress lines and what it says of truncated answers."""
+    """Suppress DSPy's progress lines and its warnings about truncated answers."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -63,7 +63,7 @@ def say(what: str) -> None:
 
 
 def once(name: str, run: Callable[[], Any]) -> tuple[Timing, Any]:
-    """The time of one run, and what it returned; stderr shows both."""
+    """Return the time and the result of one run; stderr shows both."""
     started = time.perf_counter()
     result = run()
     seconds = time.perf_counter() - started

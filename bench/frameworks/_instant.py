@@ -1,4 +1,4 @@
-"""An engine that answers at once, and what a call costs when nothing has to be computed."""
+"""An engine that answers at once, and the cost of a call without any computation."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class InstantEngine:
         return Stats()
 
     def cancel(self, submission_id: int) -> None:
-        """All have ended."""
+        """Do nothing: all requests have ended."""
 
     fail_all = reset_stats = clear_cache = unpin = cancel
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 class InstantPlugin:

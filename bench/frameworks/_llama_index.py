@@ -1,4 +1,4 @@
-"""What the LlamaIndex cases share: the same weights behind GraftLLM and HuggingFaceLLM, passages, and their packing."""
+"""Shared parts of the LlamaIndex cases: GraftLLM and HuggingFaceLLM on the same weights, passages, their packing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def both(options: Options) -> Iterator[tuple[Runtime, GraftLLM, HuggingFaceLLM]]
 
 
 def packer(llm: Any, window: int, num_output: int = 16) -> PromptHelper:
-    """What packs chunks into prompts, counting as Settings.tokenizer would be set for this LLM."""
+    """Return the packer of chunks into prompts, with the token counter of this LLM."""
     count = llm.tokenize if isinstance(llm, GraftLLM) else partial(llm._tokenizer.encode, add_special_tokens=False)
     return PromptHelper(context_window=window, num_output=num_output, tokenizer=count)
 

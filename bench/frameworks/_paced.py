@@ -1,6 +1,6 @@
 """A local engine whose device is a clock: steps take as long as measured on a GPU, and compute nothing.
 
-Scheduler, prefix cache, tracker, writer and the engine's thread are the runtime's own. So what callers cost the engine
+Scheduler, prefix cache, tracker, writer and the engine's thread are the runtime's own. So the cost of callers
 between two steps can be measured without a GPU.
 """
 
@@ -31,7 +31,7 @@ HOST_CALLS = 24
 PROMPT_CALLS = 320
 """Calls that a decode step (a CUDA graph) and one with prompts launch; each gives the GIL away for a moment."""
 LOOPS = 500
-"""Turns of an empty loop before each of them, about 10 us, for what is done in Python there."""
+"""Turns of an empty loop before each of them, about 10 us, in place of its Python code."""
 
 WRITTEN = 70
 
@@ -68,7 +68,7 @@ class PacedRunner:
 
 
 class Awaited:
-    """Tokens that are known when the clock has come to their step."""
+    """Tokens that are available when the clock reaches their step."""
 
     def __init__(self, tokens: list[int], ready_s: float) -> None:
         self._tokens = tokens

@@ -1,4 +1,4 @@
-"""`transformers serve` on a port of this machine: what people put behind a framework that speaks to endpoints."""
+"""`transformers serve` on a local port: a usual backend of frameworks that call endpoints."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def chat_pipeline(model: PreTrainedModel, tokenizer: Any, max_tokens: int, **opt
 
 
 def rendered(tokenizer: Any, chat: Sequence[tuple[str, str]]) -> str:
-    """The prompt of a chat in LangChain's short form, as ChatHuggingFace renders it."""
+    """Return the prompt of a chat in LangChain's short form, as ChatHuggingFace renders it."""
     roles = {"human": "user", "ai": "assistant"}
     messages = [{"role": roles.get(role, role), "content": text} for role, text in chat]
     prompt: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

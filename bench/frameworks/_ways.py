@@ -1,6 +1,6 @@
 """Ways to hand the same prompts to a runtime: as text, as messages, and through each framework's own calls.
 
-Each way is a function of a runtime and a Work; it returns what hands all prompts over and waits for the answers. A
+Each way is a function of a runtime and a Work; it returns a function that submits all prompts and waits. A
 framework is imported when one of its ways is made.
 """
 
@@ -36,7 +36,7 @@ def text(runtime: Any, work: Work) -> Answers:
 
 
 def ids_in_threads(runtime: Any, work: Work) -> Answers:
-    """What 64 threads get without a framework, from token ids."""
+    """Submit token ids from 64 threads, without a framework."""
     prompts = [runtime.processor.encode(f"{work.system}\n\n{question}\n\n") for question in work.questions]
     return lambda: in_threads(lambda ids: runtime.generate(ids, **work.options), prompts)
 
@@ -123,7 +123,7 @@ def llama_index_async(runtime: Any, work: Work) -> Answers:
 
 
 def guidance_threads(runtime: Any, work: Work) -> Answers:
-    """One program for every fourth question, in 16 threads."""
+    """Run one program for every fourth question, in 16 threads."""
     from guidance import gen
 
     from graftlm.adapters.guidance import GraftModel

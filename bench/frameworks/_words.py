@@ -42,7 +42,7 @@ def word_tokenizer(vocab_size: int = 8192) -> Any:
 
 
 def word_model(tokenizer: Any, hidden: int = 384, layers: int = 6) -> PreTrainedModel:
-    """A random Llama over `tokenizer`, which seldom says a special token."""
+    """Build a random Llama over `tokenizer` that seldom generates a special token."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

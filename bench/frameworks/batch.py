@@ -1,4 +1,4 @@
-"""`ChatGraftLM.batch` hands its whole list over at once: 64 messages are one engine batch."""
+"""`ChatGraftLM.batch` submits its whole list at once: 64 messages are one engine batch."""
 
 from __future__ import annotations
 

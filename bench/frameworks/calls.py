@@ -1,7 +1,7 @@
 """Calls a second through each framework where the model answers at once: its own class beside the adapter.
 
-The stock classes run a transformers model whose `generate` returns at once, the adapters a runtime that does. What is
-left is what framework, chat template and tokenizer cost. CPU time, the best of four rounds.
+The stock classes run a transformers model whose `generate` returns at once, the adapters such a runtime. The
+rest is the cost of framework, chat template and tokenizer. CPU time, the best of four rounds.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ ASKED = "Mara lives in Velm. Where does Mara live?"
 
 
 class AtOnce(LlamaForCausalLM):
-    """Answers with one token, whatever it is asked."""
+    """A model that answers every prompt with one token."""
 
     def generate(self, inputs: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
         given = kwargs["input_ids"] if inputs is None else inputs
         return torch.cat((given, torch.full((len(given), 1), 70)), 1)
 
 
-AtOnce.__name__ = "LlamaForCausalLM"  # pipelines look for a name that they know
+AtOnce.__name__ = "LlamaForCausalLM"  # pipelines check for a known name
 
 
 def at_once() -> tuple[Any, Any]:
-    """The model and sprout's tokenizer."""
+    """Return the model and sprout's tokenizer."""
     config = AutoConfig.from_pretrained(sprout_folder())
     config.num_hidden_layers = 1
     return AtOnce(config).eval(), AutoTokenizer.from_pretrained(sprout_folder())
 
 
 def langchain(runtime: Any, model: Any, tokenizer: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any], int]]:
-    """What is called: (ours, stock, calls in it)."""
+    """Return the compared calls: (ours, stock, number of calls)."""
     text = pipeline("text-generation", model=model, tokenizer=tokenizer, return_full_text=False)
     stock = ChatHuggingFace(llm=HuggingFacePipeline(pipeline=text), tokenizer=tokenizer)
     ours, many = ChatGraftLM(runtime=runtime, temperature=0), [f"{ASKED} {i}" for i in range(BATCH)]

@@ -1,4 +1,4 @@
-"""GraftAdapter beside ChatAdapter: what it costs on an engine that answers at once, and what of a hot model parses."""
+"""GraftAdapter beside ChatAdapter: its cost on an instant engine, and the share of a hot model's replies that parse."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(options: Options) -> Sequence[Row]:
 
 
 def adapter_rows(options: Options, runtime: Runtime) -> list[Row]:
-    """What the adapter adds to ChatAdapter on the way to an instant engine, and calls per second on 16 threads."""
+    """Measure the adapter's extra time beside ChatAdapter on an instant engine, and calls per second on 16 threads."""
     number = options.choose(200, 1000)
     instant = _Instant(runtime)
     ours, theirs = [], []

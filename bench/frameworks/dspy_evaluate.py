@@ -21,7 +21,7 @@ Engines = dict[str, tuple[dspy.LM, dspy.Adapter]]
 
 
 def program() -> dspy.Predict:
-    """A predictor with four demos."""
+    """Build a predictor with four demos."""
     predict = dspy.Predict(Answer)
     predict.demos = examples(124)[120:]
     return predict
@@ -33,7 +33,7 @@ def evaluation(lm: dspy.LM, adapter: dspy.Adapter, devset: list[dspy.Example]) -
 
 
 def evaluations(options: Options, runtime: Runtime, engines: Engines) -> tuple[dict[str, Timing], dict[str, float]]:
-    """The time of an evaluation on every engine, and the percentage of right answers."""
+    """Return the time of an evaluation on every engine, and the percentage of right answers."""
     few, devset = examples(8), examples(options.choose(8, 150))
     times: dict[str, Timing] = {}
     scores: dict[str, float] = {}

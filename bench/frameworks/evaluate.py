@@ -1,4 +1,4 @@
-"""DSPy's Evaluate over 40 examples on 16 threads: how its calls batch and what they compute."""
+"""DSPy's Evaluate over 40 examples on 16 threads: batch sizes and computed tokens of its calls."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Guidance programs on `GraftModel` and on Guidance's own Transformers class, same weights, same process.
 
-Three programs with instructions as long as people write them: a character sheet behind worked examples (400 words), a
+Three programs with instructions of usual length: a character sheet behind worked examples (400 words), a
 ReAct loop behind worked traces (1,000 words), ten questions about one text of 1,000 words. Each is run over and over by
 itself, where the one KV sequence that the stock class keeps is always the right one, and all three in turn on one model
 object, as an application with more than one prompt does. The loop reads which tool to call before it goes on; all else
@@ -42,7 +42,7 @@ def prose(num_words: int, seed: int) -> str:
 
 
 def character(lm: Any, seed: int) -> list[Any]:
-    """A character sheet: JSON written around what is generated."""
+    """Build a character sheet: JSON with generated values."""
     lm += f"The following are character profiles for a game. {prose(400, 0)}\nCharacter number {seed}:\n{{\n"
     lm += '    "id": "' + gen("id", regex="[a-z0-9]{8}") + '",\n    "description": "'
     lm += gen("description", stop='"', max_tokens=20) + '",\n    "age": ' + gen("age", regex="[1-9][0-9]?")
@@ -53,7 +53,7 @@ def character(lm: Any, seed: int) -> list[Any]:
 
 
 def react(lm: Any, seed: int) -> list[Any]:
-    """A loop of thoughts, tools and observations on one transcript."""
+    """Run a loop of thoughts, tools and observations on one transcript."""
     lm += f"Answer with tools. {prose(1000, 1)}\nQuestion {seed}: what is it?\n"
     for step in range(4):
         lm += f"Thought {step}: " + gen(f"thought{step}", stop="\n", max_tokens=12) + "\n"
@@ -70,7 +70,7 @@ def branches(lm: Any, seed: int) -> list[Any]:
 
 
 def in_turn(lm: Any, seed: int) -> list[Any]:
-    """All three, one after the other."""
+    """Run all three, one after the other."""
     return [*character(lm, seed), *react(lm, seed), *branches(lm, seed)]
 
 
@@ -104,7 +104,7 @@ def append_times(lm: Any, num_words: int, repeats: int) -> float:
 
 
 def token_cost(runtime: Runtime, lm: Any, options: Options) -> Row:
-    """What a token of free text costs above the same tokens from the bare runtime, in milliseconds."""
+    """Return the extra cost of a token of free text beside the bare runtime, in milliseconds."""
     number = options.choose(16, 128)
     base = lm + prose(100, 4) + "\n"
     prompt = str(base)
@@ -118,7 +118,7 @@ def token_cost(runtime: Runtime, lm: Any, options: Options) -> Row:
 
 
 def compared(options: Options, ours: GraftModel, lazy: GraftModel, stock: Any) -> list[Row]:
-    """Each program alone and on sixteen threads."""
+    """Measure each program alone and on sixteen threads."""
     rows: list[Row] = []
     seeds = count(1)
     for name, program in PROGRAMS.items():

@@ -1,4 +1,4 @@
-"""What a call costs on the way to an engine that answers at once and back: CPU time, beside each framework's own.
+"""CPU time of a call to an engine that answers at once, beside each framework's own.
 
 256 questions behind a system prompt of 2,190 words. The baseline is the same call of a stock class that answers at once
 without reading its prompt: LangChain's FakeListChatModel, dspy.LM over an engine of one line, LlamaIndex's MockLLM.

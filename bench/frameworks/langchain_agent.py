@@ -1,4 +1,4 @@
-"""What an agent's turns compute."""
+"""Tokens that an agent's turns compute."""
 
 from __future__ import annotations
 

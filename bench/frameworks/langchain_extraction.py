@@ -74,7 +74,7 @@ def extraction(
     chats: list[list[tuple[str, str]]],
     expected: list[Person],
 ) -> list[Row]:
-    """One way of asking; the floor holds where the prompts share their instructions."""
+    """Measure one form of prompts; the floor holds where the prompts share their instructions."""
     parser = PydanticOutputParser(pydantic_object=Person)
     ours = ChatGraftLM(runtime=runtime, temperature=0, max_tokens=MAX_TOKENS).with_structured_output(Person)
     prompts = [rendered(tokenizer, chat) for chat in chats]

@@ -24,7 +24,7 @@ def run(options: Options) -> Sequence[Row]:
 
 
 def tree_summarize(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
-    """A tree over many chunks; `use_async` lets the chunks of a level go together where the LLM can."""
+    """Summarise many chunks in a tree; `use_async` submits the chunks of a level together if the LLM supports it."""
     count = options.choose(8, 32)
     nodes = passages(count, options.choose(60, 200))
     window = options.choose(300, 700)

@@ -23,7 +23,7 @@ def run(options: Options) -> Sequence[Row]:
 
 
 def synthesizers(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
-    """Each way of answering from eight chunks, async where it can be; how many prompt tokens a run computes."""
+    """Measure each synthesizer on eight chunks, async if supported: time and computed prompt tokens."""
     nodes = passages(8, options.choose(60, 200))
     rows: list[Row] = []
     for mode in MODES:

@@ -1,8 +1,8 @@
-"""Whose code a call runs in, on the way to an engine that answers at once and back: CPU time by package.
+"""CPU time by package of a call to an engine that answers at once.
 
-Each thread has a profiler of its own that counts CPU time, so waiting costs nothing, and what the interpreter's own
-functions take counts for their caller. The profiler asks the clock at each call, which takes longer than most functions
-do: these are shares, and `python -m bench frameworks instant` has the times.
+Each thread has its own profiler, which counts CPU time, so waiting costs nothing; built-in functions count for their
+caller. The profiler reads the clock at each call, which takes longer than most functions: the results are shares, and
+`python -m bench frameworks instant` has the times.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def profiled(job: Callable[[], Any]) -> Counter[str]:
 
 
 def owner_of(file: str) -> str:
-    """The package that a source file belongs to; of this one its folder."""
+    """Return the package that a source file belongs to; for this package the folder."""
     if file.startswith("<"):
         return "jinja2" if file == "<template>" else LIBRARY
     path = Path(file)

@@ -38,12 +38,12 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def _computed(engine: str, prompts: list[list[int]], total: int) -> int | None:
-    """What must be computed: by transformers all of it, by GraftLM each token of the tree of prompts once."""
+    """Return the tokens that must be computed: all by transformers, each node of the prompts' tree once by GraftLM."""
     return {"hf": total, "graftlm": num_unique(prompts)}.get(engine)
 
 
 def counted(folder: str, names: list[str]) -> list[list[int]]:
-    """The token ids of every prompt, by transformers' tokenizer and its chat template."""
+    """Return the token ids of every prompt, by transformers' tokenizer and its chat template."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)

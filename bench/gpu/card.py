@@ -1,4 +1,4 @@
-"""What a step costs a GPU at steady state: time, and the clock, power and energy that NVIDIA's library tells meanwhile.
+"""The cost of a step on a GPU at steady state: time, and clock, power and energy as NVIDIA's library reports them.
 
 Nothing of the card is set. Without a GPU there are times only.
 """
@@ -17,14 +17,14 @@ import torch
 
 INTERVAL_S = 0.02
 SETTLE_S, READ_S = 1.2, 1.0
-"""Until clock and power stay as they are, and for how long they are read then."""
+"""Seconds until clock and power are steady, and seconds of reading them."""
 
 WARM_RUNS, PIECE_MS = 3, 40
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; the ordinary reading is a mean over about a second
 
 
 class Reading(NamedTuple):
-    """What the card says at one time.
+    """One reading of the card.
 
     at_s    of time.perf_counter
     mhz     clock of the multiprocessors
@@ -104,7 +104,7 @@ class Card(threading.Thread):
         return found
 
     def steady(self, run: Callable[[], object], scale: int = 1) -> dict[str, float]:
-        """Run again and again for `SETTLE_S` + `READ_S` seconds without a pause; what the last `READ_S` tell.
+        """Run repeatedly for `SETTLE_S` + `READ_S` seconds without a pause; return the figures of the last `READ_S`.
 
         scale  divides both times
         -> mean "ms" of a run and, where the card is read, "mhz", "watts" and the "joules" of a run

@@ -29,7 +29,7 @@ from bench.harness import ROOT, origin
 
 PEERS = {"vllm": "site_vllm", "sglang": "site_sglang"}
 ROUNDS = {"hf": 1, "hf_batching": 1}
-"""Rounds of engines for which one is enough: they take minutes, and are far from the others."""
+"""Rounds of slow engines: they take minutes, and their figures are far from the rest."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def no_gpu() -> str | None:
-    """Why nothing can be measured here, and what to do; None where there is a GPU."""
+    """Return the reason why this machine cannot measure, with the remedy; None if it has a GPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -100,7 +100,7 @@ def no_gpu() -> str | None:
 
 
 def model_folder(peers: Path | None) -> str:
-    """The model that came with the peers, else one made here, once."""
+    """Return the model that came with the peers, else one made here, once."""
     if peers is not None and (peers / "llama8b_dummy" / "config.json").is_file():
         return os.fspath(peers / "llama8b_dummy")
     return os.fspath(write(ROOT / "out" / "gpu" / "llama8b"))
@@ -112,7 +112,7 @@ def measured_rates() -> Rates:
 
 
 def run(name: str, given: argparse.Namespace, model: str | None) -> dict[str, Any]:
-    """What one engine's process wrote, or why it wrote nothing."""
+    """Run one engine's process and return its figures, or the reason why there are none."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         environment = dict(os.environ)
@@ -147,7 +147,7 @@ def run(name: str, given: argparse.Namespace, model: str | None) -> dict[str, An
 
 
 def place(name: str, peers: Path | None, environment: dict[str, str], scratch: Path) -> str | None:
-    """Put what the engine's process may import into its environment; why the engine is missing, if it is.
+    """Set the import path of the engine's process; return the reason if the engine is missing, else None.
 
     A peer sees its own tree and `bench`, and nothing else of this repository: it has folders whose names are those of
     other people's packages.
@@ -169,7 +169,7 @@ def place(name: str, peers: Path | None, environment: dict[str, str], scratch: P
 
 
 def gpu() -> dict[str, str]:
-    """The card, its driver and what drives it here."""
+    """Return the card, its driver and the versions of torch and CUDA."""
     import importlib.metadata as metadata
 
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]

@@ -49,7 +49,7 @@ def start(folder: str | None) -> GraftLM:
 
 
 def eager(engine: GraftLM, sizes: Sizes) -> Figures:
-    """Decode without CUDA graphs: what they give, and whether the tokens are the same."""
+    """Decode without CUDA graphs: measure their gain, and whether the tokens are equal."""
     batch = sizes.batches[min(1, len(sizes.batches) - 1)]
     prompts = Draw(900, sizes).several(batch, sizes.prompt)
     engine.flush()
@@ -70,9 +70,9 @@ def eager(engine: GraftLM, sizes: Sizes) -> Figures:
 
 
 def strict(engine: GraftLM, sizes: Sizes) -> Figures:
-    """`strict=True`: what a step costs, and that a batch answers as each request alone."""
+    """Measure a step with `strict=True`, and check that a batch answers as each request alone."""
     engine.runtime.close()
-    gc.unfreeze()  # what is frozen is never freed, and with it the KV pool of the runtime before
+    gc.unfreeze()  # frozen objects are never freed, including the previous runtime's KV pool
     gc.collect()
     engine.runtime = engine.open(strict=True)
     warm_up(engine, sizes)

@@ -9,7 +9,7 @@ from bench.gpu.model import random_weights
 from bench.gpu.workloads import Answer, Ids
 
 MAX_TOKENS = 140_000
-"""Of all prompts of one call; more are answered in several calls, as their activations would not fit."""
+"""Maximum prompt tokens of one call; more prompts take several calls, since activations would not fit."""
 
 
 class Transformers:
@@ -37,10 +37,10 @@ class Transformers:
         return answers
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no prefix cache."""
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is no background process."""
 
 
 def start(folder: str | None) -> Transformers:

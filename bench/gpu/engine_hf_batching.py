@@ -10,7 +10,7 @@ from bench.gpu.model import random_weights
 from bench.gpu.workloads import Answer, Ids
 
 PATIENCE_S = 60.0
-"""Without any answer for so long, the run has failed."""
+"""Seconds without an answer after which the run has failed."""
 
 
 class ContinuousBatching:
@@ -52,7 +52,7 @@ class ContinuousBatching:
         return [done[request] for request in asked]
 
     def flush(self) -> None:
-        """It cannot; but no section asks for what an earlier one asked for."""
+        """Do nothing: flushing is not supported, but no section repeats an earlier one's prompts."""
 
     def close(self) -> None:
         self._open.close()

@@ -64,7 +64,7 @@ class Layers:
 
 
 def tiles(rows: int, role: Role) -> Iterator[Tile]:
-    """The tiles that are tried for so many tokens."""
+    """Yield the candidate tiles for `num_tokens` tokens."""
     wide = 2 if role == "gate_up" else 1
     few = rows in FEW
     pairs = ((16,) if rows <= 32 else (16, 32)) if few else ((64,) if rows == 512 else (64, 128))
@@ -82,7 +82,7 @@ def tiles(rows: int, role: Role) -> Iterator[Tile]:
 
 
 def product(layers: Layers, role: Role, rows: int, tile: Tile) -> Callable[[], torch.Tensor]:
-    """What runs one product for each copy of the weights; returns the last output."""
+    """Return a function that runs one product for each copy of the weights and returns the last output."""
     shape = layers.shape
     experts, weights = layers.routing(rows)
     x = layers.tokens(rows)
@@ -219,7 +219,7 @@ def compile_part(layers: Layers, rows: list[int], part: int, parts: int) -> None
     for r, role, tile in kinds[part::parts]:
         try:
             product(layers, role, r, tile)()
-        except Exception:  # measured later, and said then
+        except Exception:  # reported when it is measured
             continue
     torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""python -m bench gpu families: how each family of transformers runs, judged by small models with random weights.
+"""python -m bench gpu families: the execution of each family of transformers, on small models with random weights.
 
 Lane, decoder layers that run as few kernels, error of ragged batches beside the model's own forward, and whether greedy
 tokens in float32 are those of transformers. On a GPU the kernels of linear layers are named too. Without one the layers
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 def judge(kind: str, *, interpret: bool) -> Row:
-    """How a small model of this family runs."""
+    """Report how a small model of this family runs."""
     import torch
 
     from graftlm import Runtime
@@ -81,7 +81,7 @@ def judge(kind: str, *, interpret: bool) -> Row:
 
 
 def _interpreted(model: Any) -> Row:
-    """What a GPU would fuse, by kernels in Triton's interpreter; compared with the model's own layers as on a GPU."""
+    """Fuse as on a GPU, with kernels in Triton's interpreter, and compare with the model's own layers."""
     from graftlm.core.config import EngineConfig
     from graftlm.core.fusion.gpu_modules import fuse_gpu
     from graftlm.core.model import load

@@ -35,7 +35,7 @@ CARD = {"MHz": ("mhz", "{:,.0f}"), "W": ("watts", "{:.0f}"), "J a step": ("joule
 
 
 def check_out(ref: str, repository: Path, into: Path) -> tuple[Path, str]:
-    """The folder of a tree and its name: `ref` itself if it is such a folder, else that commit, written to `into`.
+    """Return a tree's folder and name: `ref` itself if it is a folder, else that commit, extracted to `into`.
 
     Nothing in the repository changes. Raises ValueError if `ref` is neither.
     """
@@ -55,7 +55,7 @@ def check_out(ref: str, repository: Path, into: Path) -> tuple[Path, str]:
 
 
 def measure_tree(folder: Path, options: Sequence[str], scratch: Path) -> Run:
-    """`measure_here` in a new process whose graftlm is that of `folder`, and all else that of this repository.
+    """Run `measure_here` in a new process with the graftlm of `folder`, and everything else of this repository.
 
     A process that fails or takes graftlm from elsewhere has an error "start", the end of its "log" and no figures.
     """
@@ -86,7 +86,7 @@ def measure_tree(folder: Path, options: Sequence[str], scratch: Path) -> Run:
 
 
 def compare_logits(runs: Sequence[Run], baseline: Run) -> None:
-    """Say in each run how far its logits are from those of `baseline`, and let go of them.
+    """Store in each run the distance of its logits from those of `baseline`, and free the logits.
 
     to_baseline  relative distance of a sample of the logits
     same_best    part of the rows in which the same token is the likeliest
@@ -102,7 +102,7 @@ def compare_logits(runs: Sequence[Run], baseline: Run) -> None:
 
 
 def every(tree: dict[str, Any], step: Step, key: str) -> list[float]:
-    """One figure of all runs of a tree that have it."""
+    """Return a figure's values over all runs of a tree that have it."""
     values = [run["figures"].get(step.name, {}).get(key) for run in tree["runs"]]
     return [value for value in values if value is not None]
 
@@ -124,7 +124,7 @@ def rows(steps: Sequence[Step], trees: Sequence[dict[str, Any]]) -> Iterator[lis
 
 
 def notes(steps: Sequence[Step], trees: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """How far each tree's logits are from others, the worst of its runs; and what failed or is missing."""
+    """Return lines about the largest distance of each tree's logits, and about failed or missing steps."""
     for tree in trees:
         for step in steps:
             eager, other, same = (every(tree, step, key) for key in ("to_eager", "to_baseline", "same_best"))
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=576, help="tokens of a decode row with its new one (576)")
     parser.add_argument("--json", type=Path, dest="output", help="write the raw figures to this file")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short times, on any device")
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # where a process for one tree leaves its figures
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # folder of the figures of a process for one tree
     given = parser.parse_args(arguments)
     if given.rounds < 1:
         parser.error(f"--rounds is {given.rounds}; it must be at least 1")

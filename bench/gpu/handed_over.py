@@ -1,4 +1,4 @@
-"""What it costs to hand prompts over as text, as messages or through a framework, beside the same prompts as ids.
+"""The cost of submitting prompts as text, as messages or through a framework, beside the same prompts as ids.
 
 256 requests of a system prompt of 2,190 tokens and 40 own tokens, 16 new ones each; 256 cold texts of 512 tokens; 64
 chats of four turns. A way runs once unmeasured, and what reaches the runtime is recorded. The baseline submits these
@@ -32,7 +32,7 @@ FEW = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "whi
 
 @dataclass(eq=False)
 class Timeline:
-    """When requests of a runtime were handed over and finished. Also a plugin that observes them."""
+    """The submission and finish times of a runtime's requests. Also a plugin that observes them."""
 
     handed_s: list[float] = field(default_factory=list)
     finished_s: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Timeline:
 
 @contextmanager
 def observed(runtime: Any) -> Iterator[Timeline]:
-    """Note what is handed over to the engine's thread, and what it finishes."""
+    """Record submissions to the engine's thread, and finished requests."""
     timeline, thread = Timeline(), runtime._thread
     original = thread.add
 
@@ -59,14 +59,14 @@ def observed(runtime: Any) -> Iterator[Timeline]:
     thread.add = add
     try:
         yield timeline
-        thread.call(lambda engine: None)  # observers hear of a request after its caller
+        thread.call(lambda engine: None)  # observers are notified after the caller
     finally:
         del thread.add
         registry.remove(f"bench-{id(timeline)}")
 
 
 def compared(runtime: Any, answer: Answers, waves: int = 1) -> Figures:
-    """Seconds of a way, of its prompts as ids, and where the way's go.
+    """Measure the seconds of a way and of its prompts as ids, and split the way's seconds.
 
     waves  hand-overs that wait for each other's answers, of equally many requests.
 
@@ -93,7 +93,7 @@ def compared(runtime: Any, answer: Answers, waves: int = 1) -> Figures:
 
 
 def recorded(runtime: Any, answer: Answers) -> list[tuple[list[int], SamplingParams]]:
-    """What a way hands over: the token ids and the sampling of each request."""
+    """Return the requests that a way submits: the token ids and the sampling of each."""
     with observed(runtime) as seen:
         answer()
     return [(_ids(runtime, request), _sampling(request, done)) for request, done in seen.answered]
@@ -116,7 +116,7 @@ def _ids(runtime: Any, request: Request) -> list[int]:
 
 
 def _sampling(request: Request, done: Completion) -> SamplingParams:
-    """Those of the request. Guidance's constraints serve one request: its baseline writes as many tokens freely."""
+    """Return the sampling of a baseline request. Guidance's constraints serve one request only: they are dropped."""
     given = request.sampling
     if type(given.constraint).__module__.partition(".adapters.")[2].startswith("guidance"):
         return replace(given, constraint=None, ignore_eos=True, max_tokens=done.usage.completion_tokens)
@@ -171,7 +171,7 @@ def chats(runtime: Any, work: Work, turns: int) -> Answers:
 
 
 def sections() -> dict[str, Callable[[Any, Sizes], Figures]]:
-    """The measurements by name, each of an engine of bench.gpu and the sizes."""
+    """Return the measurements by name, each of an engine of bench.gpu and the sizes."""
 
     def runtime_of(engine: Any) -> Any:
         if not engine.runtime.tokenizer.has_chat_template:

@@ -35,7 +35,7 @@ MEMORY_SHARE = 0.5
 
 
 def serve(engine: str, model: str, connection: Connection) -> None:
-    """Run workloads as they are asked for, until None is: name and whether to warm up -> figures."""
+    """Run requested workloads until None arrives: name and whether to warm up -> figures."""
     from graftlm import CacheConfig, Runtime
     from graftlm.plugins.manager import load
 
@@ -54,7 +54,7 @@ def serve(engine: str, model: str, connection: Connection) -> None:
 
 
 def _run(runtime: Any, name: str, warm_up: bool) -> dict[str, Any]:
-    """One round of a workload: seconds, token counts, and the error where an engine's object is no JSON."""
+    """Run one round of a workload; return seconds, token counts, and the error if an object is not valid JSON."""
     workload = importlib.import_module(f"bench.workloads.{name}")
     inputs = workload.warm_up() if warm_up else workload.inputs()
     runtime.clear_cache()

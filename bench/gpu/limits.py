@@ -1,4 +1,4 @@
-"""What the hardware allows: the least time that reading bytes and doing operations takes, part after part.
+"""Limits of the hardware: the least time for reading bytes and computing operations, part after part.
 
 Every weight is read once a step and every cached token once a step, a prefix that several rows share once for all of
 them; each matrix product takes the longer of its two times. Nothing else is counted: no norms, no launches, no host.
@@ -18,7 +18,7 @@ BYTES = 2  # of a bfloat16 number
 
 @dataclass(frozen=True)
 class Rates:
-    """What the card does, as measured: bytes a second read or written, and operations a second in bfloat16."""
+    """Measured rates of the card: bytes a second read or written, and operations a second in bfloat16."""
 
     bytes_per_s: float
     operations_per_s: float
@@ -62,29 +62,29 @@ class Limits:
     rates: Rates
 
     def products(self, num_tokens: int, num_logits: int) -> float:
-        """All matrix products with weights, for so many tokens of which so many need logits."""
+        """Return the time of all matmuls with weights, for `num_tokens` tokens, some of which need logits."""
         both = ((self.decoder.layers, num_tokens), (self.decoder.head, num_logits))
         read = sum(weights for weights, count in both if count) * BYTES
         operations = sum(2 * weights * count for weights, count in both)
         return max(read / self.rates.bytes_per_s, operations / self.rates.operations_per_s)
 
     def step(self, batch: int, num_cached: float) -> float:
-        """One decode step of `batch` rows that reads `num_cached` different tokens of KV."""
+        """Return the time of a decode step of `batch` rows that reads `num_cached` different tokens of KV."""
         return self.products(batch, batch) + num_cached * self.decoder.kv_bytes / self.rates.bytes_per_s
 
     def prefill(self, num_tokens: int, num_pairs: float, num_logits: int) -> float:
-        """So many new tokens that look at `num_pairs` tokens in all, themselves included."""
+        """Return the time of a prefill whose tokens attend to `num_pairs` tokens in all, themselves included."""
         attention = num_pairs * self.decoder.attention / self.rates.operations_per_s
         return self.products(num_tokens, num_logits) + attention
 
 
 def pairs(past: int, new: int) -> float:
-    """How many tokens `new` tokens after `past` others look at."""
+    """Return the number of token pairs in the attention of `new` tokens after `past` cached ones."""
     return new * past + new * (new + 1) / 2
 
 
 def limits(decoder: Decoder, rates: Rates, sizes: Sizes) -> dict[str, dict[str, float]]:
-    """The best possible figures of each section, by the names under which engines report them."""
+    """Return the best possible figures of each section, by the names under which engines report them."""
     card = Limits(decoder, rates)
     found: dict[str, dict[str, float]] = {}
     for batch in sizes.batches:

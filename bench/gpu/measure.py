@@ -23,25 +23,25 @@ from bench.gpu.workloads import Figures, Sizes, sections, warm_up
 
 ENGINES = ("graftlm", "vllm", "sglang", "hf", "hf_batching")
 TINY = 16
-"""By what --tiny divides the sizes."""
+"""Divisor of the sizes with --tiny."""
 
 TINY_VOCABULARY = (3, 250)
 
 
 def wanted(name: str, only: str | None) -> bool:
-    """Whether a section, or one of its figures, is among those asked for."""
+    """Return True if a section, or one of its figures, is among those asked for."""
     return only is None or any(part in (name, name.rstrip("0123456789")) for part in only.split(","))
 
 
 class Report:
-    """What one engine's process has found out so far."""
+    """The figures and errors of one engine's process so far."""
 
     def __init__(self, path: Path, engine: str) -> None:
         self.path = path
         self.found: dict[str, Any] = {"engine": engine, "figures": {}, "errors": {}}
 
     def run(self, name: str, measurement: Callable[[], Figures]) -> None:
-        """Keep the figures of one section, or why there are none."""
+        """Store the figures of one section, or the reason why there are none."""
         started = time.perf_counter()
         try:
             figures = measurement()
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     report.run("start", lambda: {"process_to_first_token_s": time.perf_counter() - began, **engine.started})
     report.run("warm-up", lambda: warm_up(engine, sizes))
     gc.collect()
-    gc.freeze()  # else a collection in the middle of a step looks through all that the engine has loaded and compiled
+    gc.freeze()  # else a garbage collection within a step would scan all that the engine has loaded and compiled
     for name, section in sections(sizes).items():
         if wanted(name, given.only):
             report.run(name, lambda section=section: section(engine))  # type: ignore[misc]

@@ -30,7 +30,7 @@ TEMPLATE = """\
 
 {% endif %}"""
 MAX_CHARS = 60_000_000
-"""How much text the tokenizer is learnt from."""
+"""Characters of text that the tokenizer is trained on."""
 
 TEXT = frozenset({".py", ".pyi", ".txt", ".md", ".rst", ".html", ".json", ".h"})
 
@@ -63,7 +63,7 @@ CONFIG: dict[str, Any] = {
 
 
 def texts(folders: Iterable[Path]) -> Iterator[str]:
-    """The beginnings of text files, MAX_CHARS in all, in an order that does not depend on the file system."""
+    """Yield the beginnings of text files, MAX_CHARS in all, in an order that does not depend on the file system."""
     left = MAX_CHARS
     for folder in folders:
         for path in sorted(p for p in folder.rglob("*") if p.suffix in TEXT and p.is_file()):
@@ -76,7 +76,7 @@ def texts(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def learn_tokenizer(folders: Iterable[Path], pieces: int = PIECES, specials: int = SPECIALS) -> Any:
-    """A transformers tokenizer of `pieces` learnt pieces, with `specials` special tokens after them."""
+    """Return a transformers tokenizer of `pieces` learnt pieces, with `specials` special tokens after them."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -120,7 +120,7 @@ def write(folder: Path) -> Path:
 
 
 def random_weights(folder: str | None) -> tuple[Any, Any]:
-    """The model of a folder with random bfloat16 weights on the GPU, and its tokenizer; a tiny one without a folder."""
+    """Return a folder's model with random bfloat16 weights on the GPU, and its tokenizer; by default a tiny one."""
     import torch
 
     if folder is None:

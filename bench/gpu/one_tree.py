@@ -32,7 +32,7 @@ KV_STD = 1.28
 SLOTS_AT_ONCE = 16384
 
 Run = dict[str, Any]
-"""What one process found out: "figures" and "errors" by step, and about itself."""
+"""Results of one process: "figures" and "errors" by step, and facts about the process."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Step:
         return "ms" if self.past else "tokens/s"
 
     def shown(self, ms: float) -> str:
-        """The figure in `unit` of a step that takes so many milliseconds."""
+        """Return the figure in `unit` of a step that takes `ms` milliseconds."""
         return f"{ms:.3f}" if self.past else f"{1e3 * self.rows * self.new / ms:,.0f}"
 
 
 def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
-    """The runner that a runtime makes for the model, on a pool full of random KV; and the size of the vocabulary."""
+    """Return the runner of a runtime for the model, on a pool of random KV, and the vocabulary size."""
     from bench.gpu.model import CONFIG, random_weights
     from graftlm.core.config import CacheConfig, EngineConfig
 
@@ -139,7 +139,7 @@ def _fill(store: Any) -> None:
 
 
 def plan_of(step: Step, first: int, vocab_size: int) -> Any:
-    """A step as the engine lays it out: random ids, KV in slots from `first` on.
+    """Return a step as the engine lays it out: random ids, KV in slots from `first` on.
 
     Of a decode row eight ninths, its prompt, lie in one range of slots, and what was written since in another.
     """
@@ -221,7 +221,7 @@ def measure(runner: Any, plan: Any, steady: Callable[[Callable[[], object]], dic
 
 
 def measure_here(steps: Sequence[Step], tiny: bool) -> Run:
-    """All steps on the tree whose graftlm this process imports; one that fails leaves the others their figures."""
+    """Measure all steps on the tree whose graftlm this process imports; a failed step does not affect the rest."""
     from bench.gpu.card import Card
 
     # Prefills write behind what decode steps read: the order of steps changes no logits.
@@ -245,7 +245,7 @@ def measure_here(steps: Sequence[Step], tiny: bool) -> Run:
 
 
 def code_folder() -> str:
-    """The folder of the tree that graftlm's modules come from; where there are several, one that holds them all."""
+    """Return the folder of the tree that graftlm's modules come from, a common one if there are several."""
     files = [module.__file__ for name, module in sys.modules.items() if _is_of_tree(name)]
     return os.path.commonpath([os.path.dirname(os.path.dirname(os.path.realpath(file))) for file in files if file])
 

@@ -76,7 +76,7 @@ def value(found: Mapping[str, Any], engine: str, figure: Figure) -> float | None
 
 
 def ratio(figure: Figure, ours: float | None, theirs: float | None) -> float | None:
-    """How many times as fast `ours` is."""
+    """Return the speed of `ours` relative to the peer."""
     if not ours or not theirs:
         return None
     return theirs / ours if figure.less_is_better else ours / theirs
@@ -91,7 +91,7 @@ def best_peer(found: Mapping[str, Any], figure: Figure) -> float | None:
 
 
 def rows(found: Mapping[str, Any]) -> Iterator[tuple[Figure, dict[str, float | None], float | None, float | None]]:
-    """Each figure that any engine has: values by engine, ratio to the best peer, share of the limit."""
+    """Yield each figure that any engine has: values by engine, ratio to the best peer, share of the limit."""
     for figure in FIGURES:
         values = {engine: value(found, engine, figure) for engine in found["engines"]}
         if all(number is None for number in values.values()):
@@ -127,7 +127,7 @@ def table(found: Mapping[str, Any]) -> Table:
 
 
 def markdown(found: Mapping[str, Any]) -> Iterator[str]:
-    """The same table in the form of docs/gpu-figures.md, line by line."""
+    """Yield the same table in the form of docs/gpu-figures.md, line by line."""
     engines = found["engines"]
     versions = {engine: its.get("about", {}).get("version", "") for engine, its in engines.items() if engine != OWN}
     names = [f"{NAMES[engine]} {versions.get(engine, '')}".strip() for engine in engines]
@@ -143,7 +143,7 @@ def markdown(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def notes(found: Mapping[str, Any]) -> Iterator[str]:
-    """What the table does not show: why an engine or a figure is missing, and GraftLM's own checks."""
+    """Return the notes below the table: reasons of missing engines or figures, and GraftLM's own checks."""
     for engine, its in found["engines"].items():
         if "from" in its:
             yield f"{engine}: {its['from']}"

@@ -1,4 +1,4 @@
-"""python -m bench.gpu.rounded: what KV in float8 changes in a model's answers, on the families of `bench sprout`.
+"""python -m bench.gpu.rounded: the effect of float8 KV on a model's answers, on the families of `bench sprout`.
 
 The embedded model answers held-out cases greedily on the GPU, once with KV in the model's dtype and once in float8.
 Forced text of a case is given as it is, and each learnt part is written after it.
@@ -22,12 +22,12 @@ from bench.sprout.wires import PATH, Wires
 
 DTYPES = ("model", "fp8")
 POOL = 200_000
-"""Tokens of the KV pool: few, so that something else may share the card."""
+"""Tokens of the KV pool: few, so that another process may share the card."""
 
 
 @dataclass
 class Case:
-    """The tokens that are given and those that are expected, in turn; and what was written in place of the latter."""
+    """The given and the expected tokens of a case, in turn, and the tokens that were written."""
 
     parts: list[tuple[list[int], bool]]
     given: list[int] = field(default_factory=list)

@@ -26,10 +26,10 @@ from bench.harness import ROOT
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 SLOW = ("racecheck", "synccheck")
-FOUND = 86  # the exit status that the sanitizer gives for an error it has seen
+FOUND = 86  # exit status of the sanitizer after an error
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
 SOME = " or ".join(f"shape{i}-" for i in range(0, 150, 7))
-"""Of the shapes, dtypes and variants of attention: each of them, but not all together, which takes many minutes."""
+"""Filter that selects every seventh shape of attention's tests, since all combinations take many minutes."""
 
 ROOMS = ("bits12", "gpu", "hopper")
 NO_KERNELS = {"test_flashinfer.py", "test_support.py", "test_weight_codec.py"}
@@ -58,14 +58,14 @@ PASSED = re.compile(r"(\d+) passed")
 
 
 def find_sanitizer() -> str | None:
-    """Where compute-sanitizer is; None if this machine has none."""
+    """Return the path of compute-sanitizer; None if it is not installed."""
     home = os.environ.get("CUDA_HOME", "")
     places = [os.environ.get("PATH", ""), os.path.join(home, "bin") if home else "", *PLACES]
     return shutil.which("compute-sanitizer", path=os.pathsep.join(filter(None, places)))
 
 
 def kernels() -> list[str]:
-    """The names of all kernels, as their source has them; what they call has no underscore in front, or is inlined."""
+    """Return the names of all kernels in the source; functions that they call lack the underscore or are inlined."""
     sources = [path.read_text() for room in ROOMS for path in sorted((ROOT / "kernels" / room).rglob("*.py"))]
     return sorted(
         {name for source in sources for name in re.findall(r"@(?:triton|gluon)\.jit.*\n(?:@.*\n)*def (_\w+)", source)}
@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 def one_of_each(items: Sequence[Any]) -> list[Any]:
-    """Of the cases of each test and dtype the one in the middle: first ones tend to be the simplest."""
+    """Keep the middle case of each test and dtype: the first cases tend to be the simplest."""
     cases: dict[tuple[Any, ...], list[Any]] = {}
     for item in items:
         arguments = item.callspec.params if hasattr(item, "callspec") else {}
@@ -127,7 +127,7 @@ def check(
 
 
 def _findings(said: Sequence[str]) -> list[str]:
-    """The lines that are the sanitizer's own."""
+    """Return the lines that the sanitizer printed."""
     return [line for line in said if "=========" in line]
 
 

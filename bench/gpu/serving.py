@@ -40,7 +40,7 @@ FIGURES = {
 
 
 def servers(model: Path, port: int, options: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The command of each server, after the interpreter. options: NAME=VALUE, of GraftLM's runtime"""
+    """Return the command of each server, after the interpreter. options: NAME=VALUE, of GraftLM's runtime"""
     common = [str(model), "--port", str(port), "--served-model-name", NAME]
     limits = ["--max-model-len", str(MAX_LEN), "--max-num-seqs", "256", "--gpu-memory-utilization", "0.85"]
     own = [part for option in (f"max_model_len={MAX_LEN}", *options) for part in ("--option", option)]

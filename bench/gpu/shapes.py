@@ -64,7 +64,7 @@ SHAPES: dict[str, Shape] = {
         "tie_word_embeddings": False,
     },
 }  # fmt: skip
-"""What AutoConfig.for_model takes. The special tokens are those of the tokenizer for tests."""
+"""Arguments of AutoConfig.for_model. The special tokens belong to the tokenizer for tests."""
 
 DECODE = ((32, 1_500), (128, 1_000), (8, 12_000))
 NEW = 128
@@ -78,7 +78,7 @@ DIVISOR = 100
 
 
 def config_of(shape: Shape, *, tiny: bool) -> Any:
-    """The transformers configuration of a shape; two small layers with `tiny`."""
+    """Return the transformers configuration of a shape; two small layers with `tiny`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from graftlm.testing.byte_tokenizer import BOS, IM_END, PAD
@@ -94,7 +94,7 @@ def config_of(shape: Shape, *, tiny: bool) -> Any:
 
 
 class Measured:
-    """One engine that runs a shape, and what was found out about it."""
+    """One engine that runs a shape, and its figures."""
 
     def __init__(self, engine: str, shape: Shape, *, tiny: bool, kv: str = "auto") -> None:
         self.divisor = DIVISOR if tiny else 1
@@ -115,7 +115,7 @@ class Measured:
         return drawn
 
     def rows(self, rows: int) -> int:
-        """As many rows, or with --tiny so much fewer, but two where there were more than one."""
+        """Return the number of rows, divided with --tiny, but at least two if there were several."""
         return max(rows // self.divisor, min(rows, 2))
 
     def decode(self, rows: int, context: int) -> float:
@@ -182,7 +182,7 @@ class Measured:
         ]
 
     def run(self, name: str, measure: Callable[[], Any]) -> None:
-        """Keep and print one figure, or why there is none."""
+        """Store and print one figure, or the reason why there is none."""
         try:
             self.figures[name] = measure()
         except Exception as error:
@@ -222,7 +222,7 @@ def measure(given: argparse.Namespace) -> int:
 
 
 def compare(given: argparse.Namespace) -> int:
-    """Each shape on each engine, a process each; what is known so far is written after every one of them."""
+    """Measure each shape on each engine, a process each; write all figures after every process."""
     engines: dict[str, dict[str, str]] = {"graftlm": {}}
     if given.peers is not None:
         engines["vllm"] = {"PYTHONPATH": os.pathsep.join([str(given.peers / "site_vllm"), str(ROOT)])}

@@ -1,4 +1,4 @@
-"""What every engine is asked, in token ids, with the same seeds for all of them.
+"""The workloads of every engine, in token ids, with the same seeds for all engines.
 
 Needs NumPy only: it runs inside each engine's own process. A section empties the prefix cache before each of its
 rounds, draws other prompts for every round, and reports the round that was fastest.
@@ -53,7 +53,7 @@ SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What an engine wrote. `num_cached` prompt tokens came from its prefix cache; None if it does not say."""
+    """The answer of an engine. `num_cached` prompt tokens came from its prefix cache; None if unreported."""
 
     ids: Ids
     num_cached: int | None = None
@@ -74,7 +74,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the sections are."""
+    """The sizes of the sections."""
 
     batches: tuple[int, ...] = (1, 16, 64, 256)
     prompt: int = 512
@@ -105,7 +105,7 @@ class Sizes:
     by: int = 1  # what these were divided by
 
     def divided(self, by: int, vocabulary: tuple[int, int]) -> Sizes:
-        """The same, smaller, for a tiny model of bytes: to try an engine, not to time it."""
+        """Return smaller sizes for a tiny model of bytes: to try an engine, not to time it."""
         names = ["prompt", "new", "sharers", "shared", "own", "questions", "common", "question", "answer", "chats"]
         names += ["said", "documents", "document", "long_prompts", "long", "longest_prompts", "longest"]
         smaller = {name: max(getattr(self, name) // by, 2) for name in names}
@@ -138,7 +138,7 @@ def timed(
 
 
 def hit_rate(prompts: Sequence[Ids], answers: Sequence[Answer]) -> Figures:
-    """The share of prompt tokens taken from the prefix cache, if the engine tells."""
+    """Return the share of prompt tokens taken from the prefix cache, if the engine reports it."""
     told = [answer.num_cached for answer in answers if answer.num_cached is not None]
     if len(told) < len(answers):
         return {}
@@ -261,7 +261,7 @@ def long_prefill(engine: Engine, sizes: Sizes, index: int) -> Figures:
 
 
 def sections(sizes: Sizes) -> dict[str, Callable[[Engine], Figures]]:
-    """What is measured, by the name of its figures: the section's letter, and the batch of a decode."""
+    """Return the measurements by the name of their figures: the section's letter, and the batch of a decode."""
     found: dict[str, Callable[[Engine], Figures]] = {}
     for batch in sizes.batches:
         found[f"a{batch}"] = partial(decode, sizes=sizes, batch=batch)
@@ -274,7 +274,7 @@ def sections(sizes: Sizes) -> dict[str, Callable[[Engine], Figures]]:
 
 
 def warm_up(engine: Engine, sizes: Sizes) -> Figures:
-    """A small batch, a full one, a long prompt and the schema: what compiles at first use does so here. No figures."""
+    """Run a small batch, a full one, a long prompt and the schema, so that kernels compile before the measurements."""
     draw = Draw(1, sizes)
     medium = min(300, sizes.prompt)
     engine.generate(draw.several(8, medium), 8)

@@ -1,4 +1,4 @@
-"""Answers that people would write to the closed schemas; of whose tokens so much at least must be forced."""
+"""Typical answers to the closed schemas, with the least share of their tokens that must be forced."""
 
 from __future__ import annotations
 

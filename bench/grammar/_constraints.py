@@ -1,4 +1,4 @@
-"""Schemas and patterns as people write them, for the cases of this folder and for the tests."""
+"""Typical schemas and patterns, for the cases of this folder and for the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Schema = dict[str, Any]
 
 
 def record(**properties: Any) -> Schema:
-    """A closed object with all properties required."""
+    """Build the schema of a closed object with all properties required."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
@@ -150,7 +150,7 @@ CHOICES = ["northwest", "northeast", "southwest", "southeast", "unknown"]
 
 
 def everything() -> dict[str, Spec]:
-    """All of them by name."""
+    """Return all constraints by name."""
     return {
         **{name: JsonSchema(schema) for name, schema in (CLOSED | CONTEXT_FREE).items()},
         **{name: Regex(pattern) for name, pattern in PATTERNS.items()},

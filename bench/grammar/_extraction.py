@@ -1,4 +1,4 @@
-"""People in short texts, and the ten fields that an application wants of each: what the end-to-end cases decode."""
+"""Short texts about people, with ten fields to extract from each: the input of the end-to-end cases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FACTS = ("age", "city", "job", "color", "year", "height", "children", "level", 
 
 
 def prompts(num_people: int, seed: int = 0) -> list[str]:
-    """A prompt for each of so many people, each in a text of their own; no name was in the training data."""
+    """Return a prompt for each of so many people, each in a text of their own; no name was in the training data."""
     rng = random.Random(seed)
     attributes = [attribute for attribute in BY_KIND["person"] if attribute.key in _FACTS]
     asked = []
@@ -47,7 +47,7 @@ def prompts(num_people: int, seed: int = 0) -> list[str]:
 
 
 def num_valid(texts: Sequence[str]) -> int:
-    """How many of `texts` are JSON that the schema admits, judged by jsonschema."""
+    """Return the number of `texts` that are valid JSON of the schema, by jsonschema."""
     validator = jsonschema.Draft202012Validator(PERSON)
     count = 0
     for text in texts:

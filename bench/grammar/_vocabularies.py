@@ -26,7 +26,7 @@ _FILES = {
 
 @cache
 def encoding(name: str) -> Any:
-    """The tiktoken encoding of "32k" or "128k"; its last id ends a text."""
+    """Return the tiktoken encoding of "32k" or "128k"; its last id ends a text."""
     import tiktoken
 
     file, size = _FILES[name]
@@ -42,7 +42,7 @@ def encoding(name: str) -> Any:
 
 @cache
 def vocabulary(name: str) -> Vocabulary:
-    """A vocabulary of 32,000 or 128,000 tokens with its canonical encoding."""
+    """Return a vocabulary of 32,000 or 128,000 tokens with its canonical encoding."""
     encoder = encoding(name)
     tokens = [encoder.decode_single_token_bytes(i) for i in range(encoder.n_vocab - 1)]
     return Vocabulary([*tokens, b""], eos_token_id=encoder.n_vocab - 1, encode=encoder.encode_ordinary)

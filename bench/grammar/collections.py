@@ -1,4 +1,4 @@
-"""Schemas that others wrote, given as a folder: what each engine takes, gets right and lets through, and compile times.
+"""Collections of schemas in folders: supported schemas, right and wrongly accepted instances, compile times by engine.
 
     python -m bench grammar collections --folder DIR [--folder DIR2] [--sample N]
 
@@ -40,7 +40,7 @@ _SMALL = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 @dataclass
 class Result:
-    """What one engine did with the schemas of a folder."""
+    """The results of one engine on the schemas of a folder."""
 
     num_schemas: int = 0
     num_taken: int = 0
@@ -52,7 +52,7 @@ class Result:
     seconds: list[float] = field(default_factory=list)
 
     def reasons(self) -> Counter[str]:
-        """Why schemas were refused, without pointers, names and numbers."""
+        """Return the reasons of refusals, without pointers, names and numbers."""
         return Counter(
             re.sub(r"'[^']*'|\d[\d,]*", "…", text.partition(": ")[2] or text) for text in self.refusals.values()
         )
@@ -63,7 +63,7 @@ Group = tuple[str, Any, list[tuple[Any, bool]]]
 
 
 def groups(folder: Path, sample: int | None = None) -> Iterator[Group]:
-    """The schemas below `folder`; with `sample` every n-th file, so that about so many are left."""
+    """Yield the schemas below `folder`; with `sample` every n-th file, so that about so many are left."""
     paths = sorted(path for path in folder.rglob("*.json") if not {"test", "negative_test"} & set(path.parts))
     step = max(1, len(paths) // sample) if sample else 1
     for path in paths[::step]:
@@ -102,7 +102,7 @@ class Neighbours:
         }
 
     def documents(self, schema: Any) -> dict[str, Any]:
-        """What `schema` refers to, directly or through others, as far as the folder has it."""
+        """Return the documents of the folder that `schema` references, directly or indirectly."""
         found: dict[str, Any] = {}
         own = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
         known = {urldefrag(own)[0]} if isinstance(own, str) else set()
@@ -117,7 +117,7 @@ class Neighbours:
 
 
 def _references(schema: Any, base: str) -> Iterator[str]:
-    """The documents that the references in `schema` name, as URIs."""
+    """Yield the documents that the references in `schema` name, as URIs."""
     if isinstance(schema, dict):
         name, reference = schema.get("$id", schema.get("id")), schema.get("$ref")
         base = urljoin(base, name) if isinstance(name, str) else base
@@ -128,7 +128,7 @@ def _references(schema: Any, base: str) -> Iterator[str]:
 
 
 def judge(compile_schema: Callable[[Any], suite.Accepts], found: Sequence[Group]) -> Result:
-    """Ask one engine about every schema and instance."""
+    """Check every schema and instance with one engine."""
     result = Result()
     compile_schema(_SMALL)
     gc.collect()

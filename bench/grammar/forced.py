@@ -1,4 +1,4 @@
-"""How many tokens of real answers the grammar writes by itself, and whether the text stays canonical.
+"""Share of forced tokens in real answers, and whether the tokenisation stays canonical.
 
 The answers are replayed: where nothing is forced, the model is taken to write the tokenizer's own next token.
 """

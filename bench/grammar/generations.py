@@ -1,4 +1,4 @@
-"""Texts written at random under schemas that others wrote and random budgets, each judged by jsonschema, with formats.
+"""Random outputs under collected schemas and random budgets, each validated by jsonschema, with formats.
 
     python -m bench grammar generations --folder DIR [--sample N] [--count TEXTS]
 
@@ -27,7 +27,7 @@ _JUDGED_S = 20
 
 
 def wrong(schema: Any, data: bytes, documents: dict[str, Any] | None = None) -> str | None:
-    """What jsonschema finds wrong with `data`; None if nothing. TimeoutError where a pattern takes for ever."""
+    """Return jsonschema's complaint about `data`, or None; raise TimeoutError if a pattern takes too long."""
     from graftlm.core.grammar.schema.validator import validator
 
     value = json.loads(data, parse_float=_exact)
@@ -38,7 +38,7 @@ def wrong(schema: Any, data: bytes, documents: dict[str, Any] | None = None) -> 
 
 
 def texts(schema: Any, num_texts: int, rng: np.random.Generator, **options: Any) -> Iterator[tuple[bytes, int]]:
-    """So many texts of `schema` with the budgets that they were written under."""
+    """Return `count` outputs of `schema` with their token budgets."""
     grammar = Grammar.compile(JsonSchema(schema), BYTES, bounded_numbers=True, **options)
     least = grammar.matcher().min_tokens_to_accept()
     for i in range(num_texts):
@@ -47,7 +47,7 @@ def texts(schema: Any, num_texts: int, rng: np.random.Generator, **options: Any)
 
 
 def judge(name: str, schema: Any, num_texts: int, rng: np.random.Generator) -> tuple[int, int, list[str]]:
-    """-> how many texts were judged, how many could not be, and what is wrong with those that are wrong"""
+    """Return the number of validated outputs, the number without a verdict, and the violations."""
     num_judged = num_unjudged = 0
     failures = []
     for strict in (True, False):

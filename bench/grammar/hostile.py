@@ -1,4 +1,4 @@
-"""Constraints that ask for more than they are worth: each is taken or refused within the limits of time and memory.
+"""Hostile constraints: each is compiled or refused within the limits of time and memory.
 
 Each is compiled in a process of its own, for single bytes, with the default limits. Time is by the clock, so on a busy
 machine it is the machine's; memory is what the process grew by at most.
@@ -147,7 +147,7 @@ PATTERNS = {
 
 
 def _compile(kind: str, name: str) -> tuple[str, float, float]:
-    """-> what became of it, seconds, megabytes"""
+    """Return the outcome, seconds and megabytes."""
     spec: Spec = JsonSchema(SCHEMAS[name]()) if kind == "schema" else Regex(PATTERNS[name])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
@@ -160,7 +160,7 @@ def _compile(kind: str, name: str) -> tuple[str, float, float]:
 
 
 def _build(kind: str, name: str) -> tuple[str, float, float]:
-    """The same with what is refused before it is compiled."""
+    """Compile a constraint, or refuse it before compilation."""
     started = time.perf_counter()
     try:
         return _compile(kind, name)

@@ -1,4 +1,4 @@
-"""Masks and forced tokens over 128,000 tokens: what they cost, and whether they are those of xgrammar and llguidance.
+"""Masks and forced tokens over 128,000 tokens: their cost, and their equality with xgrammar's and llguidance's.
 
 Texts that a model would write are replayed token by token. Times are CPU times of one thread. A place is cold when its
 grammar has no mask for it yet. Where most of the vocabulary is allowed, it is a string body if it repeats a class of
@@ -46,7 +46,7 @@ def cpu_us(function: Callable[[], Any]) -> float:
 
 
 def texts(vocabulary: Vocabulary, per_grammar: int) -> Iterator[tuple[str, Grammar, bytes]]:
-    """Texts that people would write, then random ones, with the regular grammars that admit them."""
+    """Yield typical texts, then random ones, with the regular grammars that accept them."""
     specs = {name: JsonSchema(schema) for name, schema in _constraints.CLOSED.items()}
     patterns = {name: Regex(pattern) for name, pattern in _constraints.PATTERNS.items()}
     for name, spec in (specs | patterns).items():
@@ -117,7 +117,7 @@ def quantiles(name: str, samples: Sequence[float], median: float | None, tail: f
 
 @dataclass
 class Agreement:
-    """How the native engine's answers compare, step by step."""
+    """Comparison of the native engine's answers, step by step."""
 
     num_steps: int = 0
     num_xgrammar_steps: int = 0

@@ -105,7 +105,7 @@ def _outlines(model: Any, tokenizer: Any) -> Ask:
 
 
 def _same(ours: Sequence[str], theirs: Sequence[str]) -> int:
-    """How many answers hold the same values."""
+    """Return the number of answers with equal values."""
 
     def value(text: str) -> Any:
         try:

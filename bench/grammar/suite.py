@@ -1,4 +1,4 @@
-"""The official JSON Schema test suite, drafts 2020-12 and 7: what each engine gets right, and what it lets through.
+"""The official JSON Schema test suite, drafts 2020-12 and 7: right and wrongly accepted instances by engine.
 
 An engine is right about an instance when it accepts the valid and rejects the invalid; a schema that it refuses counts
 as nothing right. Instances are compact JSON with their members in the order of the suite.
@@ -25,7 +25,7 @@ Compile = Callable[[Any], Accepts]
 
 @dataclass
 class Score:
-    """What one engine did with the instances. `lets_through` names invalid ones that it accepted."""
+    """The results of one engine on the instances. `lets_through` names invalid ones that it accepted."""
 
     num_right: int = 0
     num_refused: int = 0
@@ -36,14 +36,14 @@ class Score:
 
 
 def groups(draft: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema of a draft with its instances, and where it stands."""
+    """Yield every schema of a draft with its instances, and where it stands."""
     for path in sorted((SUITE / draft).rglob("*.json")):
         for group in json.loads(path.read_text()):
             yield f"{path.relative_to(SUITE)}: {group['description']}", group
 
 
 def judge(compile_schema: Compile, draft: str) -> Score:
-    """Ask one engine about every instance of a draft."""
+    """Check every instance of a draft with one engine."""
     score = Score()
     for place, group in groups(draft):
         score.num_instances += len(group["tests"])
@@ -87,7 +87,7 @@ def llguidance(schema: Any) -> Accepts:
     start = LLMatcher(tokenizer_of(BYTES), source, log_level=0)
     if start.is_error():
         raise GrammarError(start.get_error())
-    start.compute_bitmask()  # what is built only then belongs to compiling
+    start.compute_bitmask()  # lazy construction counts as compilation
 
     def accepts(data: bytes) -> bool:
         matcher = start.deep_copy()

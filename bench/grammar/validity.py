@@ -1,4 +1,4 @@
-"""Texts of a model without sense, under budgets drawn at random: every one of them must be valid."""
+"""Outputs of a random model under random budgets: every output must be valid."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write(grammar: Grammar, vocabulary: Vocabulary, rng: np.random.Generator, bu
 
 
 def problem(spec: Spec, data: bytes) -> str | None:
-    """Why `data` does not satisfy `spec`, judged without any part of this library; None when it does."""
+    """Return the reason why `data` violates `spec`, by code outside this library; None if it satisfies it."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -103,7 +103,7 @@ def closed(schema: Any) -> Any:
 
 
 def failures(vocabulary: Vocabulary, num_texts: int, seed: int) -> list[str]:
-    """Write `num_texts` over all constraints; what is wrong with those that are wrong."""
+    """Generate `num_texts` outputs over all constraints; return the violations."""
     specs = _constraints.everything()
     grammars = {name: Grammar.compile(spec, vocabulary) for name, spec in specs.items()}
     rng = np.random.default_rng(seed)

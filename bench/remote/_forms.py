@@ -19,7 +19,7 @@ EIGHT = (*THREE, "favorite color", "favorite drink", "hobby", "field of study", 
 
 @dataclass(frozen=True)
 class Form:
-    """What a program is given.
+    """The input of a program.
 
     turns  before the answer, as messages;  text: the same as plain text, for a form without turns.
     parts  given text and the next field's name and stop, in turn; the last has no field.
@@ -51,7 +51,7 @@ def answer(s: ProgramState, form: Form) -> None:
 
 
 def cases(labels: tuple[str, ...], seed: int) -> tuple[list[str], list[dict[str, Any]]]:
-    """The fields' names, and four people: a passage, a name and the right values."""
+    """Return the fields' names, and four people: a passage, a name and the right values."""
     rng = random.Random(seed)
     attributes = [next(a for a in BY_KIND["person"] if a.label == label) for label in labels]
     people = []
@@ -64,7 +64,7 @@ def cases(labels: tuple[str, ...], seed: int) -> tuple[list[str], list[dict[str,
 
 
 def json_form(labels: tuple[str, ...], seed: int) -> Form:
-    """One JSON object of text values after the age."""
+    """Return one JSON object of text values after the age."""
     keys, people = cases(labels, seed)
     gaps = ['{"age":', *(("," if i == 0 else '",') + f'"{key}":"' for i, key in enumerate(keys[1:])), '"}']
     heads = [f"{p['text']}\n\n{p['name']} as JSON: " for p in people]
@@ -74,7 +74,7 @@ def json_form(labels: tuple[str, ...], seed: int) -> Form:
 
 
 def json_turns(labels: tuple[str, ...], seed: int) -> Form:
-    """The turns of DSPy's JSONAdapter, and its JSON of a pair a line."""
+    """Return the turns of DSPy's JSONAdapter, and its JSON of a pair a line."""
     keys, people = cases(labels, seed)
     gaps = ['{\n  "age": ', *(("," if i == 0 else '",') + f'\n  "{key}": "' for i, key in enumerate(keys[1:])), '"\n}']
     turns = _turns(dspy.JSONAdapter(), keys, [{**person, "age": int(person["age"])} for person in people])
@@ -82,7 +82,7 @@ def json_turns(labels: tuple[str, ...], seed: int) -> Form:
 
 
 def chat_form(labels: tuple[str, ...], seed: int) -> Form:
-    """The turns and markers of DSPy's ChatAdapter."""
+    """Return the turns and markers of DSPy's ChatAdapter."""
     keys, people = cases(labels, seed)
     gaps = [("" if i == 0 else "\n\n") + f"[[ ## {key} ## ]]\n" for i, key in enumerate([*keys, "completed"])]
     stops = ["\n\n"] * len(keys) + [""]
@@ -98,5 +98,5 @@ def _turns(adapter: dspy.Adapter, keys: list[str], people: list[dict[str, Any]])
 
 
 def _json_stops(keys: list[str]) -> list[str]:
-    """Behind a number its comma, behind texts their quote, nothing behind the last part."""
+    """Return the stops of the parts: a number's comma, a text's quote, none after the last."""
     return [",", *['"'] * (len(keys) - 1), ""]

@@ -29,13 +29,13 @@ FLOORS = {3: (3.0, 3.0), 8: (8.0, 5.6)}
 """By the number of fields: how many times fewer calls, and prompt tokens."""
 
 KNOWN = {"logprobs": False, "echo": False}
-"""`transformers serve` drops log-probabilities without a word; known, so that no probe is among the calls."""
+"""Capabilities of `transformers serve`, which drops log-probabilities silently: declared, so that no probe runs."""
 
 Measured = tuple[list[Any], RemoteUsage]
 
 
 def measure(runtime: gl.Runtime, forms: Sequence[Form], num_spec_tokens: int | None) -> Measured:
-    """The values of all programs, or what went wrong in one, and the bill of all."""
+    """Return the values of all programs, or the error of one, and the cost of all."""
     program = Program(fill.function, num_api_spec_tokens=num_spec_tokens, sampling={"temperature": 0})
     states = program.batch([{"form": form} for form in forms], runtime=runtime)
     total = sum((state.usage for state in states), start=RemoteUsage())

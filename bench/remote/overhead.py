@@ -1,4 +1,4 @@
-"""What a call costs beside the bare SDK: its latency, and CPU time of the client's process.
+"""The cost of a call beside the bare SDK: its latency, and CPU time of the client's process.
 
 The server runs in a process of its own and answers at once. With a thousand calls under way it answers after eight
 seconds, and calls begin one after the other, so that the client is busy but not overrun: a latency is then its own work
@@ -26,14 +26,14 @@ from tests.core.remote.server import Server
 
 BUDGET_MS = 2.0
 WAITS_S = {1: 0.0, 64: 0.0, 1000: 8.0}
-"""How long the server takes to answer, by the number of calls in flight."""
+"""Seconds that the server takes to answer, by the number of calls in flight."""
 
 Ask = Callable[[int], Awaitable[object]]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What calls took: the latency of each, in seconds, and the CPU time of this process for all of them."""
+    """Cost of a set of calls: the latency of each, and the CPU time of this process for all, in seconds."""
 
     latencies_s: list[float]
     cpu_s: float
@@ -101,7 +101,7 @@ async def _bare(url: str, num_in_flight: int, num_calls: int, wait_s: float, num
 
 
 async def _cost(ask: Ask, num_in_flight: int, num_calls: int, over_s: float) -> Cost:
-    """What the calls cost, after as many calls as are in flight, which open the connections."""
+    """Return the cost of the calls, after warm-up calls that open the connections."""
     await _all(ask, num_in_flight, num_in_flight, over_s)
     before_s = _cpu_s()
     latencies_s = await _all(ask, num_in_flight, num_calls, over_s)
@@ -109,7 +109,7 @@ async def _cost(ask: Ask, num_in_flight: int, num_calls: int, over_s: float) -> 
 
 
 async def _all(ask: Ask, num_in_flight: int, num_calls: int, over_s: float = 0.0) -> list[float]:
-    """The seconds that each call took; the first of those in flight begin one after the other in `over_s` seconds."""
+    """Return the latency of each call in seconds; the first calls in flight begin spread over `over_s` seconds."""
     numbers, latencies_s = iter(range(num_calls)), []
 
     async def work(delay_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The same fields by others: DSPy's own client, and SGLang's frontend where it is installed, beside programs of ours.
+"""Peers on the same fields: DSPy's own client, and SGLang's frontend if it is installed, beside our programs.
 
 The server is `transformers serve` with sprout. DSPy asks for all fields in one reply, which is as few calls as there
 can be: programs are compared with it. SGLang's frontend is the other implementation of API speculative execution.
@@ -82,7 +82,7 @@ def _beside_sglang(url: str, folder: str, rt: gl.Runtime, num: int) -> list[Row]
 
 
 def _sglang(url: str, folder: str, forms: Sequence[Form], num_spec_tokens: int | None) -> tuple[list[Values], int]:
-    """The values of SGLang's frontend and the number of its requests."""
+    """Return the values of SGLang's frontend and the number of its requests."""
     sgl = importlib.import_module("sglang")
     # The client wants OpenAI's vocabulary, a download, for biases that no gen here has: one of bytes in its place.
     tiktoken, registry = importlib.import_module("tiktoken"), importlib.import_module("tiktoken.registry")
@@ -110,7 +110,7 @@ def _sglang(url: str, folder: str, forms: Sequence[Form], num_spec_tokens: int |
         try:
             state = program.run(form=form, backend=backend, temperature=0)
             values.append({field: state[field] for _, field, _ in form.parts if field is not None})
-        except Exception as error:  # what it cannot do is a figure, too
+        except Exception as error:  # a failure is a result, too
             values.append({"error": repr(error)[:200]})
     logger.removeHandler(handler)
     return values, len(requests)

@@ -1,4 +1,4 @@
-"""How long a request waits that shares nothing, while newcomers that hit the cache keep coming."""
+"""Waiting time of a request without a cached prefix, while requests that hit the cache keep arriving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Greedy float32 tokens against `generate` of transformers, by architecture and by how they were scheduled."""
+"""Greedy float32 tokens against `generate` of transformers, by architecture and by schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_NEW = 24
 
 
 def prompts() -> list[list[int]]:
-    """Ragged, some with a common beginning."""
+    """Return ragged prompts, some with a common prefix."""
     common = random_ids(40, seed=5)
     own = [random_ids(n, seed=n) for n in (3, 17, 60)]
     return [*own, common + own[0], common + own[1], common[:20] + own[2], common, common + own[0] + own[1]]

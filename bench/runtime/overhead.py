@@ -1,4 +1,4 @@
-"""What the radix tree and the scheduler cost when nothing is shared."""
+"""The cost of the radix tree and the scheduler without shared prefixes."""
 
 from __future__ import annotations
 

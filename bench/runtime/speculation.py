@@ -20,9 +20,9 @@ from graftlm.demo.pipelines.llama_index import inputs
 CASE = "speculation"
 NUM_NEW = 48
 FLOOR = 0.95
-"""Never slower than without drafts, but for what a busy machine adds to one of the two."""
+"""Floor: not slower than without drafts, apart from the noise of a busy machine."""
 LOOKUP = 3
-"""Tokens that transformers' prompt lookup guesses at once."""
+"""Draft tokens of transformers' prompt lookup."""
 
 
 def run(options: Options) -> Sequence[Row]:
@@ -65,7 +65,7 @@ def _compare(
     answers: dict[str, list[list[int]]] = {}
 
     def answered(key: str, runtime: Runtime) -> None:
-        runtime.clear_cache()  # what was written before is forgotten with it
+        runtime.clear_cache()  # also drops recent answers, which drafts are copied from
         answers[key] = []
         for first in range(0, len(requests), batch):
             futures = runtime.submit_many([_again(request) for request in requests[first : first + batch]])

@@ -1,4 +1,4 @@
-"""How long `import graftlm` takes, and building a runtime before any weights are loaded."""
+"""Time of `import graftlm`, and of building a runtime before any weights are loaded."""
 
 from __future__ import annotations
 

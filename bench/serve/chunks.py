@@ -1,4 +1,4 @@
-"""What streaming costs the server's process: 256 clients at an engine whose steps take as long as an H200's.
+"""The cost of streaming in the server's process: 256 clients at an engine with the step times of an H200.
 
 The device is a clock (`bench/frameworks/_paced.py`). The server's event loop and the engine's thread share one process
 and one interpreter lock, as in `graftlm serve`; the clients are a process of their own. The baseline is the same

@@ -69,7 +69,7 @@ def run(options: Options) -> Sequence[Row]:
 
 
 def _way_ms(one: gl.Runtime, two: gl.Runtime) -> float:
-    """Milliseconds that a token takes longer from a replica than in this process."""
+    """Return the extra milliseconds of a token from a replica beside one in this process."""
 
     def token_ms(runtime: gl.Runtime) -> float:
         started = time.perf_counter()

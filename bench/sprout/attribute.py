@@ -1,4 +1,4 @@
-"""What can be true of somebody or something in the micro-world, and how it is said and asked.
+"""Attributes of entities in the micro-world, with their sentences and questions.
 
 An attribute has a label ("job"), field names that programs give it ("occupation"), a value type, a
 pool of values, sentences that state it and questions that ask for it. No attribute hangs on one
@@ -39,7 +39,7 @@ class Attribute:
     deny: tuple[str, ...] = ()
 
     def draw(self, names: Names, among: tuple[str, ...] = ()) -> Any:
-        """A value: str, int, bool or list[str]; out of `among` where that is given."""
+        """Return a value: str, int, bool or list[str]; out of `among` where that is given."""
         if among:
             return names.rng.choice(among)
         if self.type == "bool":
@@ -71,7 +71,7 @@ def spoken_list(items: list[str]) -> str:
 
 
 def spoken(value: Any) -> str:
-    """A value as it is written in a plain answer."""
+    """Return a value as it is written in a plain answer."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(value) if isinstance(value, list) else str(value)

@@ -44,7 +44,7 @@ class Block:
         return padded
 
     def positions(self) -> NDArray[np.int64]:
-        """Each token's place in its document."""
+        """Return each token's place in its document."""
         lengths = np.diff(self.starts)
         return np.arange(len(self.tokens), dtype=np.int64) - np.repeat(self.starts[:-1], lengths)
 

@@ -83,12 +83,12 @@ def compact(value: Any) -> str:
 
 
 def tool_call_text(name: str, arguments: dict[str, Any]) -> str:
-    """One tool call as the chat template writes it and the model must write it."""
+    """Return one tool call as the chat template writes it and the model must write it."""
     return f'<tool_call>\n{{"name":{compact(name)},"arguments":{compact(arguments)}}}\n</tool_call>'
 
 
 def message_text(message: Message) -> str:
-    """What stands between the role line and <|im_end|>, as the chat template renders it."""
+    """Return the text between the role line and <|im_end|>, as the chat template renders it."""
     content = message.get("content") or ""
     functions = [call["function"] for call in message.get("tool_calls", ())]
     calls = "\n".join(tool_call_text(function["name"], function["arguments"]) for function in functions)
@@ -96,7 +96,7 @@ def message_text(message: Message) -> str:
 
 
 def system_text(system: str | None, tools: Sequence[dict[str, Any]]) -> str:
-    """The system turn's text with the tools in it, as the chat template renders it."""
+    """Return the system turn's text with the tools in it, as the chat template renders it."""
     lines = "".join(compact(tool["function"]) + "\n" for tool in tools)
     call = 'To use a tool, reply with <tool_call>\n{"name":...,"arguments":{...}}\n</tool_call>'
     return (system + "\n\n" if system is not None else "") + f"Tools:\n{lines}{call}"
@@ -111,7 +111,7 @@ def chat(
     detail: str = "",
     learn_history: bool = True,
 ) -> Document:
-    """A chat in the model's own template that ends with `answer` by the assistant.
+    """Return a chat in the model's own template that ends with `answer` by the assistant.
 
     `answer` as a list of (text, learned) parts mixes forced structure and generated values. The
     closing <|im_end|> is the model's to write, unless the last part is forced.

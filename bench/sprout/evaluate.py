@@ -25,7 +25,7 @@ FLOOR, PASSAGE_FLOOR = 0.95, 0.98
 
 @dataclass
 class Row:
-    """One case while it is generated: what is given, what is expected, what was written."""
+    """One case during generation: given, expected and written tokens."""
 
     document: Document
     prompt: list[int]

@@ -24,7 +24,7 @@ SHIPPED = (
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The `tokenizers.Tokenizer` of a folder."""
+    """Return the `tokenizers.Tokenizer` of a folder."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(folder / "tokenizer.json"))

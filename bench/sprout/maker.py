@@ -1,4 +1,4 @@
-"""What every task draws from: randomness, the split's names, the frameworks' prompts."""
+"""The sources of every task: randomness, the split's names, the frameworks' prompts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Maker:
         return self.rng.random() < probability
 
     def system(self, probability: float = 0.5) -> list[Message]:
-        """A system turn, or none."""
+        """Return a system turn, or none."""
         return [{"role": "system", "content": self.rng.choice(SYSTEMS)}] if self.chance(probability) else []
 
     def question(self, world: World, unknown: float = 0.05) -> tuple[str, str, Fact | None, str]:
@@ -69,7 +69,7 @@ class Maker:
         return fact.attribute.question(self.rng, name), fact.answer, fact, fact.attribute.key
 
     def call(self, world: World, entity: Entity) -> str:
-        """The entity's name; seldom a first name, where that is clear."""
+        """Return the entity's name; seldom a first name, where that is clear."""
         clear = sum(other.name.startswith(entity.short) for other in world.entities) == 1
         return entity.short if clear and self.chance(0.15) else entity.name
 
@@ -89,7 +89,7 @@ def assistant(content: str) -> Message:
 
 
 def json_parts(obj: dict[str, Any], *, learn_keys: bool, spaced: bool = False) -> Parts:
-    """A JSON object as the answer. With `learn_keys` all of it is the model's to write; else keys and
+    """Return a JSON object as the answer. With `learn_keys` all of it is the model's to write; else keys and
     punctuation that a schema forces are given and only values (and where they end) are learned.
     """
     colon, comma = (": ", ", ") if spaced else (":", ",")

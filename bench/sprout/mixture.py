@@ -95,7 +95,7 @@ FAMILIES = (
 
 
 def documents(seed: str, split: Split, wires: Wires, far: float = 0.0) -> Iterator[Document]:
-    """An endless stream of documents drawn from the mixture; the same seed gives the same stream.
+    """Yield an endless stream of documents drawn from the mixture; the same seed gives the same stream.
 
     `far` is the weight of passages that fill the context, beside the mixture's own weights.
     """
@@ -123,7 +123,7 @@ _FAMILIES_OF: dict[Task, frozenset[str]] = {}
 
 
 def families_of(task: Task, wires: Wires) -> frozenset[str]:
-    """The families a task's documents carry, found by drawing some."""
+    """Return the families a task's documents carry, found by drawing some."""
     if task not in _FAMILIES_OF:
         make = Maker(random.Random(0), "train", wires)
         _FAMILIES_OF[task] = frozenset(task(make).family for _ in range(30))

@@ -14,7 +14,7 @@ Split = Literal["train", "valid", "test"]
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a pool, written as one text."""
+    """Return the words of a pool, written as one text."""
     return tuple(text.split())
 
 
@@ -54,13 +54,13 @@ _GREEK = "αβγδεζηθικλμνξοπρστυφχψω"
 
 
 def split_of(name: str) -> Split:
-    """Which split a name belongs to: 8 of 10 train, one valid, one test."""
+    """Return the split of a name: 8 of 10 train, one valid, one test."""
     bucket = zlib.crc32(name.lower().encode()) % 10
     return "train" if bucket < 8 else "valid" if bucket == 8 else "test"
 
 
 def syllables(rng: random.Random, count: int | None = None) -> str:
-    """An invented lower-case word of one to four syllables."""
+    """Return an invented lower-case word of one to four syllables."""
     count = count or rng.choice((2, 2, 2, 2, 2, 3, 3, 3, 4))
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(count)) + rng.choice(_CODAS)
 
@@ -73,13 +73,13 @@ class Names:
         self.split = split
 
     def word(self) -> str:
-        """An invented lower-case word."""
+        """Return an invented lower-case word."""
         while split_of(word := syllables(self.rng)) != self.split:
             pass
         return word
 
     def invented(self) -> str:
-        """An invented capitalised name."""
+        """Return an invented capitalised name."""
         return self.word().capitalize()
 
     def person(self) -> str:
@@ -108,13 +108,13 @@ class Names:
         return self.invented() + suffix
 
     def code(self) -> str:
-        """A badge or order code such as KX-4471."""
+        """Return a badge or order code such as KX-4471."""
         letters = "".join(self.rng.choice("ABCDEFGHJKLMNPQRSTUVWXYZ") for _ in range(self.rng.choice((1, 2, 2, 3))))
         digits = "".join(self.rng.choice("0123456789") for _ in range(self.rng.choice((2, 3, 4, 4))))
         return letters + self.rng.choice(("-", "-", "", "/")) + digits
 
     def foreign(self) -> str:
-        """A word in another script, for copying by bytes."""
+        """Return a word in another script, for copying by bytes."""
         script = self.rng.choice((_CJK, _CJK, _KANA, _KANA, _CYRILLIC, _GREEK, "äöüßéèçñåøłžš" + "aeinrst"))
         while split_of(word := "".join(self.rng.choice(script) for _ in range(self.rng.randint(2, 9)))) != self.split:
             pass

@@ -34,7 +34,7 @@ class Shape:
         return self.hidden_size // self.num_heads
 
     def config(self, eos_token_id: int, pad_token_id: int) -> Any:
-        """The same shape as a `LlamaConfig`."""
+        """Return the same shape as a `LlamaConfig`."""
         from transformers import LlamaConfig
 
         return LlamaConfig(
@@ -60,7 +60,7 @@ AttentionFn = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """The definition: causal within each document. Memory grows with num_tokens squared."""
+    """Return the definition: causal within each document. Memory grows with num_tokens squared."""
     place = torch.arange(q.shape[0], device=q.device)
     document = torch.searchsorted(starts, place, right=True)
     mask = (document[:, None] == document[None, :]) & (place[:, None] >= place[None, :])
@@ -80,7 +80,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: i
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """The same by the operator below it."""
+    """Return the same by the operator below it."""
     out: Tensor = torch.ops.aten._flash_attention_forward(q, k, v, starts, starts, longest, longest, 0.0, True, False)[
         0
     ]
@@ -128,7 +128,7 @@ class MLP(nn.Module):
 
 
 def linear_of(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Several layers of one input as one product: `x` is read once, forward and backward."""
+    """Compute several layers of one input as one matmul: `x` is read once, forward and backward."""
     return F.linear(x, torch.cat([layer.weight for layer in layers])).chunk(len(layers), -1)
 
 
@@ -230,7 +230,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def choose_attention(device: torch.device) -> AttentionFn:
-    """The fastest attention that agrees with the definition here, forward and backward; tried in seconds."""
+    """Return the fastest attention that agrees with the definition here, forward and backward; tried in seconds."""
     if device.type != "cuda":
         return masked_attention
     starts = torch.tensor([0, 5, 300, 301, 700, 700, 700], dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""What can be true of a person."""
+"""The attributes of a person."""
 
 from __future__ import annotations
 

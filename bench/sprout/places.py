@@ -1,4 +1,4 @@
-"""What can be true of a place or of a company."""
+"""The attributes of a place or of a company."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def turns(make: Maker, world: World, count: int) -> tuple[list[Message], str, st
 
 
 def passage_question(make: Maker) -> Document:
-    """A passage, a question; in half of the documents more questions on the same passage follow."""
+    """Return a passage, a question; in half of the documents more questions on the same passage follow."""
     world = make.world()
     text = make.passage(world).text
     count = 1 if make.chance(0.4) else make.rng.randint(2, 8)
@@ -107,7 +107,7 @@ def passage_question(make: Maker) -> Document:
 
 
 def passage_in_system(make: Maker) -> Document:
-    """The passage stands in the system turn; questions follow."""
+    """Return the passage stands in the system turn; questions follow."""
     world = make.world()
     text = make.passage(world).text
     system = make.rng.choice(
@@ -124,7 +124,7 @@ def passage_in_system(make: Maker) -> Document:
 
 
 def long_passage(make: Maker) -> Document:
-    """A passage of up to some 3,000 tokens; the answer may stand at its very beginning."""
+    """Return a passage of up to some 3,000 tokens; the answer may stand at its very beginning."""
     world = make.world(num_entities=make.rng.randint(6, 26))
     text = make.passage(world).text
     asked, answer, detail = turns(make, world, 1 if make.split != "train" else make.rng.randint(2, 12))
@@ -133,7 +133,7 @@ def long_passage(make: Maker) -> Document:
 
 
 def far_passage(make: Maker) -> Document:
-    """A fact about somebody, at least 3,000 tokens of filler with facts about others, then the question."""
+    """Return a fact about somebody, at least 3,000 tokens of filler with facts about others, then the question."""
     world = make.world(num_entities=make.rng.randint(4, 16), num_facts=5)
     first, *others = world.entities
     rest = [s.text for s in world.passage([f for e in others for f in e.facts.values()], plain=True).sentences]
@@ -260,7 +260,7 @@ def claim(make: Maker) -> Document:
 
 
 def false_or_true(make: Maker, world: World) -> tuple[str, bool]:
-    """A claim about one entity, and whether the world bears it out."""
+    """Return a claim about one entity, and whether the world bears it out."""
     fact = make.one_of(make.rng.choice(world.entities))
     truth = make.chance(0.5)
     value = fact.value
@@ -327,7 +327,7 @@ def format_instructions(make: Maker) -> Document:
 
 
 def fitting(make: Maker, types: list[str]) -> tuple[Kind, list[Attribute]]:
-    """A kind of entity and one attribute of it for each type; only people have lists."""
+    """Return a kind of entity and one attribute of it for each type; only people have lists."""
     kind: Kind = "person" if "list" in types else make.kind()
     return kind, [make.rng.choice([a for a in BY_KIND[kind] if a.type == t]) for t in types]
 

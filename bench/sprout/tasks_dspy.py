@@ -47,7 +47,7 @@ class Signature:
 
     @property
     def names(self) -> dict[str, str]:
-        """What the template's placeholders stand for."""
+        """Return the values of the template's placeholders."""
         named = {"zzobjective": self.objective}
         named |= {f"zzin{i}": name for i, name in enumerate(self.inputs)}
         named |= {f"zzindesc{i}": text for i, text in enumerate(self.input_descriptions)}
@@ -58,7 +58,7 @@ class Signature:
         return named
 
     def default_objective(self) -> str:
-        """What DSPy writes for a signature given as a string; ChainOfThought adds its field later."""
+        """Return DSPy's instructions for a signature given as a string; ChainOfThought adds its field later."""
         outputs = [field.name for field in self.outputs if field.name != "reasoning"]
         quoted = [", ".join(f"`{name}`" for name in names) for names in (self.inputs, outputs)]
         return f"Given the fields {quoted[0]}, produce the fields {quoted[1]}."
@@ -74,7 +74,7 @@ class Example:
 
 
 def chat_value(value: Any) -> str:
-    """A value in ChatAdapter's reply."""
+    """Return a value in ChatAdapter's reply."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
 
 
@@ -95,7 +95,7 @@ def json_reply(signature: Signature, values: tuple[Any, ...]) -> str:
 
 
 def prompt(make: Maker, adapter: str, signature: Signature, demos: list[Example], request: Example) -> list[Message]:
-    """The adapter's messages, as its `format` gives them (incomplete demos come first)."""
+    """Return the adapter's messages, as its `format` gives them (incomplete demos come first)."""
     outputs = tuple(field.kind for field in signature.outputs)
     described = bool(signature.input_descriptions)
     template = make.wires.dspy[dspy_key(adapter, len(signature.inputs), outputs, described)]
@@ -229,7 +229,7 @@ def _signature(make: Maker, reasoning: bool = False) -> tuple[Signature, Any]:
 
 
 def _forced(signature: Signature, values: tuple[Any, ...]) -> Parts:
-    """The reply when an adapter forces the scaffold: only values, and the newline after them, are the model's."""
+    """Return the reply under a forced scaffold: only values, and the newline after them, are the model's."""
     parts: list[tuple[str, bool]] = []
     for field, value in zip(signature.outputs, values, strict=True):
         parts += [(f"[[ ## {field.name} ## ]]\n", False), (chat_value(value) + "\n", True), ("\n", False)]
@@ -289,7 +289,7 @@ def _react_tools(make: Maker) -> list[_Tool]:
 
 
 def _step(index: int, thought: str, tool: str, arguments: str, observation: str) -> str:
-    """One episode of the trajectory, as ReAct formats it."""
+    """Return one episode of the trajectory, as ReAct formats it."""
     named = {"thought": thought, "tool_name": tool, "tool_args": arguments, "observation": observation}
     return "\n\n".join(f"[[ ## {name}_{index} ## ]]\n{value}" for name, value in named.items())
 

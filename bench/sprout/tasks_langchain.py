@@ -10,7 +10,7 @@ from bench.sprout.world import Entity, World
 
 
 def retrieval(make: Maker) -> Document:
-    """The usual question-answering prompts over retrieved context."""
+    """Return the usual question-answering prompts over retrieved context."""
     world = make.world()
     text = make.passage(world).text
     question, answer, _, detail = make.question(world)
@@ -83,7 +83,7 @@ def extraction(make: Maker) -> Document:
 
 
 def _record(make: Maker, entity: Entity, nulls: float = 0.0) -> dict[str, Any]:
-    """Some fields of an entity; a field that the text does not state is null."""
+    """Return some fields of an entity; a field that the text does not state is null."""
     obj: dict[str, Any] = {}
     if make.chance(0.6):
         obj[make.rng.choice(("name", "name", "full_name", "title", "who"))] = entity.name
@@ -99,7 +99,7 @@ def _record(make: Maker, entity: Entity, nulls: float = 0.0) -> dict[str, Any]:
 
 
 def people(make: Maker) -> Document:
-    """A list of records under one key: {"people": [{...}, ...]}, all of it in the schema's shape."""
+    """Return a list of records under one key: {"people": [{...}, ...]}, all of it in the schema's shape."""
     kind = make.kind()
     attributes = make.attributes(kind, make.rng.choice((1, 2, 2)))
     world = make.world(num_entities=make.rng.randint(1, 4), kind=kind, attributes=attributes, num_facts=3)
@@ -122,7 +122,7 @@ def people(make: Maker) -> Document:
 
 
 def digest(world: World, order: list[Entity]) -> str:
-    """The summary that the model is taught: each subject with its values, in the order of the text."""
+    """Return the summary that the model is taught: each subject with its values, in the order of the text."""
     return "\n".join(f"{e.name}: {', '.join(fact.answer for fact in e.facts.values())}." for e in order)
 
 

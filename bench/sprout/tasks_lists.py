@@ -33,7 +33,7 @@ def listing(make: Maker) -> Document:
 
 
 def _list_lesson(make: Maker) -> Document:
-    """Several lists from one passage. Most are who has what, over more subjects than a test has and over one to
+    """Return several lists from one passage. Most are who has what, over more subjects than a test has and over one to
     three attributes; no question comes twice, since its answer could be copied from the first time.
     """
     kind = make.kind()
@@ -66,7 +66,7 @@ def _list_lesson(make: Maker) -> Document:
 def _list_question(
     make: Maker, world: World, passage: Passage, variant: str, attribute: Attribute, among: dict[str, tuple[str, ...]]
 ) -> tuple[str, str]:
-    """One question whose answer is a list, and the answer."""
+    """Return one question whose answer is a list, and the answer."""
     if variant == "names":
         question = make.rng.choice(
             (

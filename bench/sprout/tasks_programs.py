@@ -40,7 +40,7 @@ def interleaved(make: Maker) -> Document:
 
 
 def form(make: Maker) -> Document:
-    """A JSON skeleton given piece by piece, as a program writes it."""
+    """Return a JSON skeleton given piece by piece, as a program writes it."""
     world = make.world(num_entities=make.rng.choice((1, 1, 2)))
     entity = make.rng.choice(world.entities)
     facts = make.rng.sample(list(entity.facts.values()), make.rng.randint(1, min(4, len(entity.facts))))
@@ -59,7 +59,7 @@ def form(make: Maker) -> Document:
 
 
 def multiple_choice(make: Maker) -> Document:
-    """A passage and lettered options, with solved examples before it or not; chat or running text."""
+    """Return a passage and lettered options, with solved examples before it or not; chat or running text."""
     subject = make.rng.choice(("people", "places", "history", "a short text", "reading", "general knowledge"))
     head = f"The following are multiple choice questions (with answers) about {subject}.\n\n"
     shots = make.rng.choice((0, 0, 1, 2, 3, 5))
@@ -105,7 +105,7 @@ def multiple_choice(make: Maker) -> Document:
 
 
 def story(make: Maker) -> tuple[str, str, int]:
-    """A word problem: (question, steps, result) with one to three steps on small numbers."""
+    """Return a word problem: (question, steps, result) with one to three steps on small numbers."""
     name = make.names.invented()
     thing = make.rng.choice(("apples", "books", "coins", "cards", "eggs", "stamps", "shells", "pens", "tickets"))
     have = make.rng.randint(2, 60)
@@ -248,7 +248,7 @@ def judge(make: Maker) -> Document:
 
 
 def program_turns(make: Maker) -> Document:
-    """A program that goes on after each generated turn: passage, several short asks, a greeting in between."""
+    """Return a program that goes on after each generated turn: passage, several short asks, a greeting in between."""
     world = make.world(num_entities=make.rng.choice((1, 2, 3)))
     messages = [*make.system(0.5), user(make.passage(world).text)]
     for _ in range(make.rng.randint(0, 3)):

@@ -30,7 +30,7 @@ class Call:
 def _schema(
     make: Maker, name: str, about: str, arguments: dict[str, str], styles: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """A tool schema in a framework's own shape; `arguments` maps names to "str" or "int"."""
+    """Return a tool schema in a framework's own shape; `arguments` maps names to "str" or "int"."""
     kinds = list(arguments.values())
     fitting = [t for t in make.wires.tools if t["arguments"] == kinds and (not styles or t["style"] in styles)]
     values = {"zztool0": name, "zzabout0": about.rstrip(".")}
@@ -48,7 +48,7 @@ def _schema(
 
 
 def _function_call(make: Maker) -> Call:
-    """A function named in the request: "What is the value of magic_function(3)? Use the tool." """
+    """Return a function named in the request: "What is the value of magic_function(3)? Use the tool." """
     word = make.rng.choice((make.names.word(), "magic", "secret", "special", "test", "custom", "hidden"))
     name = f"{word}_{make.rng.choice(('function', 'function', 'tool', 'fn', 'op', 'calculator', 'formula'))}"
     arguments = make.rng.choice(
@@ -179,7 +179,7 @@ def _customer(make: Maker) -> Call:
 
 
 def _lookup(make: Maker) -> Call:
-    """A record tool: which attribute of whom, found in the question."""
+    """Return a record tool: which attribute of whom, found in the question."""
     fact = make.one_of(make.world(num_entities=1).entities[0])
     key = make.rng.choice(fact.attribute.fields)
     name = make.rng.choice(("get", "lookup", "find", "fetch")) + f"_{key}"
@@ -202,7 +202,7 @@ def _search(make: Maker) -> Call:
 
 
 def _greeter(make: Maker) -> Call:
-    """A tool with one free string that the request contains: style, message, title."""
+    """Return a tool with one free string that the request contains: style, message, title."""
     verb, noun, argument = make.rng.choice(
         (
             ("generate", "greeting", "answer_style"),
@@ -274,7 +274,7 @@ def tools(make: Maker) -> Document:
 
 
 def _call_parts(make: Maker, call: Call) -> list[tuple[str, bool]]:
-    """The tool call: mostly written freely, sometimes with its structure forced by a schema."""
+    """Return the tool call: mostly written freely, sometimes with its structure forced by a schema."""
     forced = make.chance(0.25)
     inner = json_parts(call.arguments, learn_keys=not forced) if call.arguments else "{}"
     body = inner if isinstance(inner, list) else [(inner, not forced)]

@@ -20,12 +20,12 @@ SPECIAL = (END_OF_TEXT, IM_START, IM_END)
 
 
 def num_pieces(text: str) -> int:
-    """How many pieces the text is cut into before merging: it has at least as many tokens."""
+    """Return the number of pieces of the text before merging, a lower bound of its tokens."""
     return len(re.findall(PIECES, text))
 
 
 def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Any:
-    """A `tokenizers.Tokenizer` trained on `texts`; the first ids are SPECIAL."""
+    """Return a `tokenizers.Tokenizer` trained on `texts`; the first ids are SPECIAL."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -47,7 +47,7 @@ def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Any:
 
 
 def as_transformers(tokenizer: Any, context: int) -> Any:
-    """The tokenizer as transformers saves it, with the chat template."""
+    """Return the tokenizer as transformers saves it, with the chat template."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(

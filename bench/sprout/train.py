@@ -131,7 +131,7 @@ class Trainer:
         self._forward = torch.compile(self.network, dynamic=False) if device.type == "cuda" else self.network
 
     def advance(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """One step: (loss, summed loss and count over the answers' tokens)."""
+        """Run one step; return (loss, summed loss and count over the answers' tokens)."""
         factor = self._schedule.factor(self.step, self.step / self.args.steps)
         for optimizer, rate in zip(self.optimizers, self._rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor
@@ -146,7 +146,7 @@ class Trainer:
         return loss.detach(), answers
 
     def save(self, path: Path) -> None:
-        """Write all that the next step depends on."""
+        """Write the whole state that the next step depends on."""
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "step": self.step,

@@ -59,7 +59,7 @@ class Wires:
         return cls(json.loads(path.read_text(encoding="utf-8")) if path.exists() else build())
 
     def messages(self, name: str, **values: str) -> list[dict[str, str]]:
-        """A LangChain or LlamaIndex prompt by name, its placeholders `zz<key>` filled in."""
+        """Return a LangChain or LlamaIndex prompt by name, its placeholders `zz<key>` filled in."""
         table = self.langchain if name in self.langchain else self.llama_index
         filled = {f"zz{key}": value for key, value in values.items()}
         return [{"role": m["role"], "content": fill(m["content"], filled)} for m in table[name]]
@@ -93,7 +93,7 @@ def _signature(num_inputs: int, outputs: tuple[str, ...], described: bool) -> An
 
 
 def _combinations(rng: random.Random) -> list[tuple[str, ...]]:
-    """Every single output and pair of types, and a sample of the longer combinations."""
+    """Return every single output and pair of types, and a sample of the longer combinations."""
     combinations = [c for n in (1, 2) for c in itertools.product(TYPES, repeat=n)]
     combinations += [("str", *c) for c in itertools.product(TYPES, repeat=2)]
     longer = [c for n in (3, 4) for c in itertools.product(TYPES, repeat=n)]
@@ -122,7 +122,7 @@ def dspy_templates(combinations: Iterable[tuple[str, ...]]) -> dict[str, dict[st
 
 
 def _function(name: str, arguments: tuple[str, ...]) -> Any:
-    """A real function for the frameworks to inspect."""
+    """Return a real function for the frameworks to inspect."""
     tool = name[-1]
     inside = ", ".join(f"zzarg{tool}{i}: {kind}" for i, kind in enumerate(arguments))
     source = f"def {name}({inside}) -> str:\n    '''zzabout{tool}.'''\n    return ''\n"
@@ -228,7 +228,7 @@ def _langchain_templates() -> dict[str, list[dict[str, str]]]:
 
 
 def _llama_index_templates() -> dict[str, list[dict[str, str]]]:
-    """The stock prompts of the response synthesizers, the reranker and the selectors, chat and text forms."""
+    """Return the stock prompts of the response synthesizers, the reranker and the selectors, chat and text forms."""
     from llama_index.core.llms.mock import MockLLM
     from llama_index.core.prompts import chat_prompts, default_prompts
     from llama_index.core.selectors import LLMSingleSelector

@@ -98,7 +98,7 @@ class Passage:
     sentences: tuple[Sentence, ...]
 
     def stating(self, fact: Fact) -> str:
-        """The sentence that states `fact`, as it stands in the passage."""
+        """Return the sentence that states `fact`, as it stands in the passage."""
         return next(s.text for s in self.sentences if fact in s.facts)
 
     def about(self, entity: Entity) -> list[str]:

@@ -37,7 +37,7 @@ FOLDER = Path(__file__).parent
 BASELINE = FOLDER / "baseline.json"
 OTHERS = {"native": ("hf", "hf-batching", "llama-cpp"), "langchain": ("hf", "hf-batching"),
           "dspy": ("hf", "hf-batching"), "llama_index": ("hf", "hf-batching"), "guidance": ("guidance",)}  # fmt: skip
-"""What GraftLM is compared with, by framework. Guidance's programs run on no endpoint: text and `gen` alternate.
+"""Engines compared with GraftLM, by framework. Guidance's programs run on no endpoint: text and `gen` alternate.
 llama.cpp, where it is installed, has no tokenizer like sprout's: it is given the token ids of programs alone."""
 NO_BATCHING = {"endings", "json_objects"}
 """Programs with choices or schemas, which transformers' continuous batching does not have."""
@@ -45,7 +45,7 @@ BETWEEN_PROCESSORS = 0.18
 """Standard deviation of the logarithm of a ratio between kinds of processors: one may suit an engine's loops more than
 another. Of twelve workloads on an AMD EPYC and an Intel Xeon it was 0.17."""
 SHARE = "GRAFTLM_BENCH_SHARE"
-"""The environment variable that says which share of each workload is run."""
+"""Environment variable with the share of each workload that is run."""
 
 
 def names() -> list[str]:
@@ -53,7 +53,7 @@ def names() -> list[str]:
 
 
 def frameworks(name: str) -> list[str]:
-    """The frameworks in which a workload is written, the native program first."""
+    """Return the frameworks in which a workload is written, the native program first."""
     found = re.findall(r"^(?:async )?def run_(\w+)\(", (FOLDER / f"{name}.py").read_text(), re.MULTILINE)
     return sorted(found, key=lambda one: (one != "native", one))
 
@@ -75,7 +75,7 @@ def has_llama_cpp() -> bool:
 
 
 def eight_billion(folder: Path) -> str:
-    """A model of 8 billion random weights in bfloat16, written to disk for engines that are servers. Needs a GPU."""
+    """Return a model of 8 billion random bfloat16 weights, written to disk for servers. Needs a GPU."""
     import torch
 
     from bench.gpu.model import random_weights, write
@@ -88,7 +88,7 @@ def eight_billion(folder: Path) -> str:
 
 
 def row(compared: Comparison, framework: str) -> dict[str, Any]:
-    """The figures of one comparison, whose last engine is GraftLM."""
+    """Return the figures of one comparison, whose last engine is GraftLM."""
     *others, ours = compared.results
     measured = [one for one in others if one.rounds]
     found: dict[str, Any] = {
@@ -135,24 +135,24 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def key_of(one: dict[str, Any]) -> tuple[str, str, float, int]:
-    """What a row measures: workload, framework, share of the full size, threads of an engine."""
+    """Return the key of a row: workload, framework, share of the full size, threads of an engine."""
     return one["workload"], one["framework"], one["share"], one["threads"]
 
 
 def rows_for(rows: Sequence[dict[str, Any]], processor: str) -> dict[tuple[str, str, float, int], dict[str, Any]]:
-    """One row for each key of `key_of`: that of this processor, or of another one where it has none."""
+    """Return one row for each key of `key_of`: that of this processor, or of another one where it has none."""
     return {key_of(one): one for one in sorted(rows, key=lambda one: bool(one["processor"] == processor))}
 
 
 def fastest(others: Sequence[str], before: dict[str, Any] | None) -> list[str]:
-    """The one of `others` that was the fastest in an earlier row, which is enough to compare with it; else all."""
+    """Return the fastest of `others` in an earlier row, the only one that must be measured again; else all."""
     walls = {} if before is None else {name: one.get("wall_s") for name, one in before["engines"].items()}
     known = [name for name in others if walls.get(name)]
     return [min(known, key=lambda name: _middle(walls[name]))] if known else list(others)
 
 
 def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: str = "cpu_ratio") -> list[str]:
-    """The rows whose ratio lies below the earlier one's, its whole interval below that one's.
+    """Return the rows whose ratio lies below the earlier one's, its whole interval below that one's.
 
     Both are over the engine that is the fastest other one now, where it was measured before too. The interval of a row
     that was measured on another kind of processor is wider by BETWEEN_PROCESSORS.
@@ -176,7 +176,7 @@ def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: 
 
 
 def _elsewhere(found: Ratio) -> Ratio:
-    """A ratio with the interval that it has for other kinds of processors."""
+    """Return a ratio with the interval that it has for other kinds of processors."""
     low, high = found.low or found.value, found.high or found.value
     apart = Z_95 * BETWEEN_PROCESSORS
     below, above = (math.hypot(math.log(bound / found.value), apart) for bound in (low, high))
@@ -184,7 +184,7 @@ def _elsewhere(found: Ratio) -> Ratio:
 
 
 def _over(one: dict[str, Any], engine: str | None, by: str) -> Ratio:
-    """The ratio of a row over one of its other engines; over its fastest one if that engine has no figures there."""
+    """Return the ratio of a row over one of its other engines, or over its fastest one if that has no figures."""
     times = f"{by.removesuffix('_ratio')}_s"
     theirs, ours = (one.get("engines", {}).get(name, {}).get(times) for name in (engine, "graftlm"))
     if engine == one.get("best") or not theirs or not ours:
@@ -312,13 +312,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run() -> dict[str, Any]:
-    """What a row says of its own run, since rows of several runs stand in one file."""
+    """Return the provenance of a row, since a file contains rows of several runs."""
     found = origin()
     return {key: found[key] for key in ("command", "commit", "at")} | {"processor": found["machine"]["processor"]}
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file. Those that do not say on which processor they were measured have that of the file."""
+    """Return the rows of a file. Rows without a processor get the file's."""
     written = json.loads(path.read_text())
     known = {"processor": written["machine"]["processor"]}
     return [known | one for one in written["rows"]]

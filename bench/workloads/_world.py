@@ -1,4 +1,4 @@
-"""What the workloads are about: passages of sprout's world and questions with right answers, equal for equal seeds."""
+"""Inputs of the workloads: passages of sprout's world and questions with right answers, equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if "hf-batching" not in manager.load().engines:
 
 
 def count(full: int, least: int = 2) -> int:
-    """How many of `full` things this run takes."""
+    """Return the number of `full` items that this run takes."""
     return max(least, round(full * SHARE))
 
 
@@ -52,7 +52,7 @@ def worlds(seed: int, number: int, *, num_entities: int = 4, **options: Any) -> 
 
 
 def facts(world: World, number: int) -> list[Fact]:
-    """Some facts with one short answer."""
+    """Return a sample of facts with one short answer."""
     plain = plain_facts(world)
     return world.rng.sample(plain, min(number, len(plain)))
 
@@ -62,7 +62,7 @@ def question(fact: Fact, rng: random.Random) -> str:
 
 
 def options(fact: Fact, rng: random.Random, number: int = 4) -> list[str]:
-    """The right answer among others of its kind, in a random order."""
+    """Return the right answer among others of its kind, in a random order."""
     names, found = Names(rng, "test"), {fact.answer}
     for _ in range(100):  # a small class may have fewer values
         if len(found) < number:
