@@ -66,6 +66,9 @@ class _Call:
         if stream and self.sampling.n > 1:
             message = f"n is {self.sampling.n} and a stream has one answer; leave n out, or do not stream"
             raise wire.unsupported(message, "n")
+        if stream and self.pieces:
+            message = "a stream has no probabilities; leave probabilities out, or do not stream"
+            raise wire.unsupported(message, "probabilities")
         if self.listed is None:
             return Request(self.prompt, self.sampling, stream=stream)
         tools, fields = self.listed.listed, self.listed.fields

@@ -311,6 +311,13 @@ def test_judgments_are_measured(lm: GraftLM) -> None:
     assert part.value["kind"] == max(part.probabilities["kind"], key=part.probabilities["kind"].get)
 
 
+def test_a_stream_of_judgments_is_refused_which_used_to_be_free_text(lm: GraftLM) -> None:
+    schema = {"type": "object", "properties": {"urgent": {"type": "boolean"}}, "required": ["urgent"]}
+    judged = request(lm, response_format={"type": "json_schema", "schema": schema}, probabilities="required")
+    with pytest.raises(lm15.UnsupportedFeatureError, match="a stream has no probabilities"):
+        list(lm.engine.stream(judged))
+
+
 def test_identical_deterministic_requests_in_flight_are_computed_once(runtime: Runtime, lm: GraftLM) -> None:
     lm("warm up")
     gate = threading.Barrier(8)
