@@ -1,6 +1,7 @@
-"""Attention, matrix products and elementwise work on CPUs, as torch calls and as compiled loops (numba).
+"""Attention, matmuls and elementwise work on CPUs, as torch calls and as compiled loops (numba).
 
-The modules of the loops import no torch, so that a process can compile them without it.
+Every step of a model on a CPU runs through these. The modules of the loops import no torch, so that a process can
+compile loops without it.
 """
 
 PANEL = 64
@@ -11,5 +12,4 @@ MAX_RUN = 16
 
 INT8_LARGEST = 127.0
 INT8_LEAST_SCALE = 1e-30
-"""Keys and values in int8 are whole numbers up to INT8_LARGEST. No scale is less than INT8_LEAST_SCALE: a vector
-of zeros is divided by its own."""
+"""Largest absolute value of keys and values in int8, and the least scale, by which a vector of zeros is divided."""

@@ -1,6 +1,6 @@
 """The arguments of the compiled loops: one ctypes structure for each, whose first field counts tasks.
 
-A structure that begins with _SHARED can be one phase among others: its loop counts how many of its tasks are done.
+A structure that begins with _SHARED can be a phase of a larger call: its loop counts finished tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COLUMNS = PANEL
 
 
 def int_fields(*names: str) -> tuple[tuple[str, Any], ...]:
-    """Fields of a call structure that are int64: counts, strides in elements, and addresses."""
+    """Return int64 fields of a call structure: counts, strides in elements, and addresses."""
     return tuple((name, ctypes.c_int64) for name in names)
 
 
@@ -23,8 +23,9 @@ _SHARED = int_fields("next_task", "num_done", "num_tasks")
 
 
 class DecodeCall(ctypes.Structure):
-    """Addresses, counts, and strides in elements. `new_k` is 0 if this step's K and V are stored already.
+    """The arguments of decode attention: addresses, counts, and strides in elements.
 
+    new_k      0 if this step's K and V are stored already
     num_tasks  num_runs * num_kv_heads
     k_scale, v_scale  of stores in int8: float32 [num_kv_heads, num_slots]
     """
@@ -40,7 +41,7 @@ class DecodeCall(ctypes.Structure):
 
 
 class PrefillCall(ctypes.Structure):
-    """Addresses, counts, and strides in elements. `num_tasks` is num_blocks * num_kv_heads."""
+    """The arguments of prefill attention: addresses, counts, and strides; num_tasks is num_blocks * num_kv_heads."""
 
     _fields_ = (
         *_SHARED,
@@ -51,12 +52,12 @@ class PrefillCall(ctypes.Structure):
 
 
 class MatmulCall(ctypes.Structure):
-    """One product x W^T. Fields are addresses and counts; `x_row` and `out_row` are strides in elements.
+    """The arguments of one matmul x W^T: addresses and counts; `x_row` and `out_row` are strides in elements.
 
     x         float32 [num_rows, depth], zeros after the weight's last input; or bfloat16 if x_bfloat16 is not 0, for
               processors that multiply it, with panels
-    task_rows rows of a task, which is PANEL outputs of them; 0 is all. num_tasks counts accordingly, and the tasks of
-              the same outputs follow one another
+    task_rows rows of a task of PANEL outputs; 0 for all rows. num_tasks counts accordingly; tasks of equal outputs are
+              consecutive
     segments  int64 [num_segments, 6], the weights whose outputs are concatenated. Each: first panel, number of outputs,
               first column of `out`, address of the weight, address of an up projection or 0, address of the bias or 0.
               With an up projection, the result is silu(x W^T) * (x U^T).
@@ -92,20 +93,20 @@ class SiluMulCall(ctypes.Structure):
 
 
 BEFORE, ATTEND, AFTER = 1, 2, 4
-"""Parts of a layer: norm, projections to queries, keys and values with their rotation; attention; what follows it."""
+"""Parts of a layer: norm, projections to queries, keys and values with their rotation; attention; the rest."""
 
 PHASES = 5
-"""Phases of a layer whose tasks are rows; two more, after the last layer, are those of the head."""
+"""Phases of a layer whose tasks are rows; two phases of the head follow the last layer."""
 
 
 class LayerCall(ctypes.Structure):
-    """One layer. `qkv`, `o`, `gate_up` and `down` are addresses of MatmulCalls, of which no task was taken yet.
+    """The arguments of one layer. `qkv`, `o`, `gate_up` and `down` are addresses of MatmulCalls without started tasks.
 
-    qkv_out  elements [num_rows, num_heads + 2 * num_kv_heads, head_dim], where the product puts them
-    gate     elements [num_rows, gate_size], likewise
-    k_store, v_store  elements [num_kv_heads, num_slots, head_dim], where keys and values are stored; 0 stores none
-    singles, blocks, prefixes  addresses of calls of the attention's loops `decode` and `prefill`, or 0: for queries
-             that are read one by one, for blocks of queries, and for blocks over prefixes that rows share
+    qkv_out  elements [num_rows, num_heads + 2 * num_kv_heads, head_dim], output of the matmul `qkv`
+    gate     elements [num_rows, gate_size], output of the matmul `gate_up`
+    k_store, v_store  elements [num_kv_heads, num_slots, head_dim], the store of keys and values; 0 stores none
+    singles, blocks, prefixes  addresses of calls of the attention's loops `decode` and `prefill`, or 0: for single
+             queries, for blocks of queries, and for blocks over prefixes that rows share
     shared   uint8 [num_rows], whether a row shares a prefix; 0 if there are no prefixes
     """
 
@@ -120,25 +121,25 @@ class LayerCall(ctypes.Structure):
 
 
 class LayersCall(ctypes.Structure):
-    """Steps through layers: one, or several of which each computes the tokens that the one before has chosen.
+    """The arguments of steps through layers: one, or several, each over the tokens that its predecessor has chosen.
 
-    counters   int64 [PHASES * num_layers + 2, 2], tasks taken and done of phases, 0 before and after
+    counters   int64 [PHASES * num_layers + 2, 2], started and finished tasks of phases, 0 before and after
     barrier    address of a function at which all threads wait for one another
-    matmul     address of the loop of products with panels
+    matmul     address of the loop of matmuls with panels
     x          elements [num_rows, hidden_size], the residual stream
-    ids        int64 [num_rows], whose rows of `embedding` are x at first; 0 if x is there
-    positions  int64 [num_rows], rows of `cos` and `sin`, which are `table_row` elements apart
-    slots      int64 [num_rows], where keys and values are stored
-    attended   float32 [num_rows, num_heads * head_dim], what attention gives; lse of it [num_rows, num_heads]
-    prefix_out, prefix_lse  the same of attention to prefixes
+    ids        int64 [num_rows], rows of `embedding` that initialise x; 0 if x is initialised
+    positions  int64 [num_rows], rows of `cos` and `sin`, `table_row` elements apart
+    slots      int64 [num_rows], slots of the new keys and values
+    attended   float32 [num_rows, num_heads * head_dim], attention's output; its lse [num_rows, num_heads]
+    prefix_out, prefix_lse  output and lse of attention to prefixes
     head       MatmulCall of the head by the loop `head_matmul`, for the rows `wanted` int64 [num_wanted], or 0
-    num_steps  of which `steps_done` were run when the call returns
+    num_steps  the largest number of steps; `steps_done` is the number that ran
     tokens     int64 [num_steps, num_rows], the likeliest token of each row, -1 where logits are not finite; 0 chooses
-               none, then there is one step. All rows are wanted. A step after which a row has ended is the last
+               none and runs one step. All rows are wanted. A step after which a row has ended is the last
     ends       token ids that end a row, int64 [end_ptr[num_rows]]; those of row i from end_ptr[i] to end_ptr[i + 1]
-    grow       int64 [num_grow], addresses of what is one more in the next step: positions, slots, ends of spans
-    interrupt  address of an int64 that is not 0 if the step under way is to be the last
-    steps_left 0 after the last step; turn, the address of an int64, counts the steps that were ended, from 0
+    grow       int64 [num_grow], addresses of numbers that a step increments: positions, slots, ends of spans
+    interrupt  address of an int64 that is not 0 if the current step is to be the last
+    steps_left 0 after the last step; turn, the address of an int64, counts finished steps, from 0
     """
 
     _fields_ = (

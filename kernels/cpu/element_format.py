@@ -1,7 +1,7 @@
-"""ElementFormat: how the numbers of a weight, an activation, or a key lie in memory, as the CPU loops read them.
+"""ElementFormat: the memory format of weights, activations and keys in the CPU loops.
 
-Every loop is compiled for one format. A format that is added here needs its widening in loops/register_tiles.py.
-No torch here: processes compile loops without it.
+Every loop is compiled for one format. A new format needs its widening in loops/register_tiles.py. This module imports
+no torch: processes compile loops without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ElementFormat(IntEnum):
-    """The number of a format is part of the names of its loops on disk."""
+    """A format of elements; its number is part of the names of its loops on disk."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -32,22 +32,22 @@ class ElementFormat(IntEnum):
 
     @property
     def bits(self) -> int:
-        """Bits of an element."""
+        """Return the bits of an element."""
         return {ElementFormat.FLOAT32: 32, ElementFormat.BFLOAT16: 16}[self]
 
     @property
     def size(self) -> int:
-        """Bytes of an element."""
+        """Return the bytes of an element."""
         return self.bits // 8
 
     @property
     def interleaved(self) -> int:
-        """Inputs of an output that lie side by side in a panel: as many as fill 32 bits."""
+        """Return the adjacent inputs of an output in a panel: as many as fill 32 bits."""
         return 32 // self.bits
 
     @property
     def raw(self) -> Any:
-        """The numpy type that holds an element: bfloat16 is held as uint16."""
+        """Return the numpy type that holds an element: bfloat16 is held as uint16."""
         return {ElementFormat.FLOAT32: np.float32, ElementFormat.BFLOAT16: np.uint16}[self]
 
     def panel_bytes(self, depth: int) -> int:

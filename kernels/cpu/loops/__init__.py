@@ -1,1 +1,1 @@
-"""The compiled loops as numba compiles them. A process whose loops are all on disk imports none of this, nor numba."""
+"""Sources of the compiled loops, for numba. A process whose loops are all on disk imports neither these nor numba."""

@@ -1,4 +1,4 @@
-"""What compiled CPU loops share: tasks, scratch memory, bfloat16 and elementwise arithmetic.
+"""Shared parts of the compiled CPU loops: tasks, scratch memory, bfloat16 and elementwise arithmetic.
 
 A loop is a C function `void (call *)` that numba compiles. All its arguments are fields of one ctypes structure, whose
 first field counts tasks: each thread takes the next task until none is left, so any number of threads may run the loop.
@@ -22,7 +22,7 @@ FLAGS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 
 @intrinsic
 def next_task(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
-    """The number of the next task: an atomic increment, so each task goes to exactly one thread."""
+    """Return the number of the next task: an atomic increment, so each task goes to exactly one thread."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
@@ -33,7 +33,7 @@ def next_task(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def add_done(typingctx: Any, call: Any, num: Any) -> tuple[Any, Callable[..., Any]]:
-    """Count tasks as done, in the word after that of `next_task`; see `wait_until_done`."""
+    """Count tasks as finished, in the word after that of `next_task`; see `wait_until_done`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
@@ -46,7 +46,7 @@ def add_done(typingctx: Any, call: Any, num: Any) -> tuple[Any, Callable[..., An
 
 @intrinsic
 def _count(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
-    """The counter at an address, as another thread may have left it."""
+    """Load the counter at an address, with the writes of other threads."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), "acquire", 8)
@@ -56,7 +56,7 @@ def _count(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def is_first(typingctx: Any, address: Any, turn: Any) -> tuple[Any, Callable[..., Any]]:
-    """Whether this is the first thread that counts `turn` at an address, whose number goes from it to the next."""
+    """Return True in the first thread that increments the counter at an address from `turn`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -69,7 +69,7 @@ def is_first(typingctx: Any, address: Any, turn: Any) -> tuple[Any, Callable[...
 
 @intrinsic
 def _pause(typingctx: Any) -> tuple[Any, Callable[..., Any]]:
-    """Tell the processor that this thread waits in a loop."""
+    """Emit the processor's hint for a spin loop."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         machine = llvm.get_process_triple().partition("-")[0]
@@ -82,7 +82,7 @@ def _pause(typingctx: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def _give_way(typingctx: Any) -> tuple[Any, Callable[..., Any]]:
-    """Let another thread run on this core."""
+    """Yield this core to another thread."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [])
@@ -93,12 +93,12 @@ def _give_way(typingctx: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 _SPINS = 4000
-"""Looks at a counter, a tenth of a millisecond, before a thread gives way: perhaps the one it waits for has no core."""
+"""Reads of a counter, a tenth of a millisecond, before a thread yields: the awaited thread may have no core."""
 
 
 @njit(forceinline=True, **FLAGS)
 def wait_until_done(address, num):
-    """Wait until `num` tasks of the counters at an address were counted as done, and see what they wrote."""
+    """Wait until `num` tasks of the counters at an address are finished; their writes are then visible."""
     looks = 0
     while _count(address + 8) < num:
         looks += 1
@@ -110,7 +110,7 @@ def wait_until_done(address, num):
 
 @intrinsic
 def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
-    """The pointer of an integer address."""
+    """Convert an integer address to a pointer."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -120,10 +120,10 @@ def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def allocate(typingctx: Any, num_bytes: Any) -> tuple[Any, Callable[..., Any]]:
-    """The address of new memory from the C library, so that machine code needs no runtime of numba's. See `release`.
+    """Allocate memory by the C library, so that machine code needs no numba runtime. See `release`.
 
-    The address goes through an empty piece of assembly: LLVM knows what malloc returns, and would take pointers made of
-    sums with the address for pointers to other memory.
+    The address passes through empty inline assembly: LLVM knows the result of malloc, and would assume that pointers
+    computed from integer sums do not alias it.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -138,7 +138,7 @@ def allocate(typingctx: Any, num_bytes: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def release(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
-    """Give back what `allocate` returned."""
+    """Free memory of `allocate`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
@@ -151,7 +151,7 @@ def release(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
 
 @njit(forceinline=True, **FLAGS)
 def float_array(address, shape):
-    """float32 array of this shape at an address, and the address after it."""
+    """Return a float32 array of this shape at an address, and the address after it."""
     size = 4
     for length in shape:
         size *= length
@@ -160,7 +160,7 @@ def float_array(address, shape):
 
 @intrinsic
 def from_bits(typingctx: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
-    """The float32 with these bits."""
+    """Return the float32 with these bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -170,7 +170,7 @@ def from_bits(typingctx: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def widen(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
-    """Element to float32: bfloat16 becomes the upper half of its bits, float32 and the value of an int8 stay."""
+    """Widen an element to float32: bfloat16 is the upper half of its bits, an int8 is converted."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         (value,) = arguments
@@ -186,7 +186,7 @@ def widen(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def narrow(typingctx: Any, x: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
-    """float32 to an element of the array `like`; bfloat16 is rounded to nearest, ties to even."""
+    """Convert float32 to an element of the array `like`; bfloat16 rounds to nearest, ties to even."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value = arguments[0]
@@ -204,14 +204,14 @@ def narrow(typingctx: Any, x: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
 
 _F = np.float32
 _LOG2_E = _F(1.4426950408889634)
-# ln 2 in two parts: the first has so few bits that its product with a whole number is exact
+# ln 2 in two parts: the product of the first with an integer is exact
 _LN_2, _LN_2_REST = _F(0.693359375), _F(-2.12194440e-4)
 _C0, _C1, _C2, _C3, _C4 = _F(1 / 720), _F(1 / 120), _F(1 / 24), _F(1 / 6), _F(0.5)
 
 
 @njit(forceinline=True, **FLAGS)
 def exp(x):
-    """e^x for x up to 88, accurate to 2 units in the last place; below -87 it is e^-87.
+    """Compute e^x for x up to 88, accurate to 2 units in the last place; below -87 it is e^-87.
 
     2^n times a short polynomial: unlike a library call, LLVM compiles it into vector instructions.
     """
@@ -224,7 +224,7 @@ def exp(x):
 
 @intrinsic
 def _bits(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
-    """The bits of an element, widened to those of a float32."""
+    """Return the bits of an element, widened to those of a float32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         (value,) = arguments
@@ -241,7 +241,7 @@ _MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 
 @njit(forceinline=True, **FLAGS)
 def _order(x):
-    """A whole number that is larger for larger x, equal for both zeros, and the largest where x is no number.
+    """Return an integer key in the order of x, equal for both zeros, and the largest for NaN.
 
     It compares bits: arithmetic is compiled as if all numbers were finite.
     """
@@ -254,7 +254,7 @@ def _order(x):
 
 @njit(forceinline=True, **FLAGS)
 def likeliest(x):
-    """The first index of the largest element of x; -1 if that is not finite, or an element is no number."""
+    """Return the first index of the largest element of x; -1 if it is not finite, or an element is NaN."""
     most = -_MAGNITUDE
     for d in range(len(x)):
         most = max(most, _order(x[d]))
@@ -268,20 +268,20 @@ def likeliest(x):
 
 @njit(forceinline=True, **FLAGS)
 def rounded(x, like):
-    """x rounded to the elements of the array `like`, in float32."""
+    """Round x to the elements of the array `like`, in float32."""
     return widen(narrow(x, like))
 
 
 @njit(forceinline=True, **FLAGS)
 def silu_mul(gate, up, like):
-    """silu(gate) * up, rounded where the models' own code rounds."""
+    """Compute silu(gate) * up, rounded as in the models' own code."""
     gate = rounded(gate, like)
     return rounded(gate / (_F(1) + exp(min(-gate, _F(80)))), like) * rounded(up, like)
 
 
 @njit(forceinline=True, **FLAGS)
 def copy_row(to, x):
-    """to = x in float32, padded with zeros."""
+    """Set to = x in float32, padded with zeros."""
     for d in range(len(x)):
         to[d] = widen(x[d])
     for d in range(len(x), len(to)):
@@ -290,7 +290,7 @@ def copy_row(to, x):
 
 @njit(forceinline=True, **FLAGS)
 def rms_norm(to, x, weight, num, eps):
-    """to = RMSNorm of x [num], in float32, padded with zeros; rounded where the models' own code rounds."""
+    """Set to = RMSNorm of x [num], in float32, padded with zeros; rounded as in the models' own code."""
     for d in range(num, len(to)):
         to[d] = _F(0)
     total = _F(0)
@@ -305,14 +305,14 @@ def rms_norm(to, x, weight, num, eps):
 
 @njit(forceinline=True, **FLAGS)
 def store_row(to, x):
-    """to = float32 x, rounded to the elements of `to`."""
+    """Set to = float32 x, rounded to the elements of `to`."""
     for d in range(len(to)):
         to[d] = narrow(x[d], to)
 
 
 @njit(forceinline=True, **FLAGS)
 def rotate(x, cos, sin, half):
-    """Rotate the first 2 * half elements of a head in place; rounded where the models' own code rounds."""
+    """Rotate the first 2 * half elements of a head in place; rounded as in the models' own code."""
     for d in range(half):
         a, b = widen(x[d]), widen(x[half + d])
         c, s = widen(cos[d]), widen(sin[d])

@@ -1,4 +1,4 @@
-"""From a Python function to object code, by numba."""
+"""Compilation of a Python function to object code, by numba."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _compile(call: type[ctypes.Structure], work: Callable[..., Any]) -> MachineC
     function: Any = CFunc(work, normalize_signature(signature), locals={}, options=dict(FLAGS))
     compiled = function._compile_uncached()
     symbol: str = compiled.fndesc.llvm_cfunc_wrapper_name
-    compiled.library.get_pointer_to_function(symbol)  # it is translated when it is first asked for
+    compiled.library.get_pointer_to_function(symbol)  # numba generates code at the first access
     module = compiled.library._final_module
     declared = (x.name for x in (*module.functions, *module.global_variables) if x.is_declaration)
     needs = tuple(sorted(name for name in declared if not name.startswith("llvm.")))

@@ -1,8 +1,8 @@
 """Attention of single queries on a CPU, for decode steps and short extends: one compiled loop on torch's own threads.
 
-Each query reads its spans of slots in place, with an online softmax over blocks of keys. Nothing is padded or merged as
-with one library call per span, and bfloat16 is widened in registers. A run of queries, the last tokens of one sequence,
-goes over its keys together, so that keys come from memory once.
+Each query reads its spans of slots in place, with an online softmax over blocks of keys. Unlike with one library call
+per span, nothing is padded or merged, and bfloat16 is widened in registers. A run of queries, the last tokens of one
+sequence, reads its keys together, so that keys come from memory once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from graftlm.kernels.cpu.loops.compiler import compile_loop
 from graftlm.kernels.cpu.loops.matmul import row_major_matmul
 
 BLOCK = 64
-"""Keys whose scores are held at once."""
+"""Keys of a block, whose scores are in memory at once."""
 
 _F = np.float32
 
 
 @njit(forceinline=True, **FLAGS)
 def _score(scores, scaled, keys, num_keys, group, k_dim):
-    """scores[g, j] = scaled[g] . keys[j], four keys for each load of the query."""
+    """Set scores[g, j] = scaled[g] . keys[j], four keys for each load of the query."""
     whole = num_keys - num_keys % 4
     for j in range(0, whole, 4):
         for g in range(group):
@@ -59,7 +59,7 @@ def _score(scores, scaled, keys, num_keys, group, k_dim):
 
 @njit(forceinline=True, **FLAGS)
 def _softcap(scores, num_keys, softcap):
-    """scores = softcap * tanh(scores / softcap), in place."""
+    """Set scores = softcap * tanh(scores / softcap), in place."""
     for j in range(num_keys):
         x = min(scores[j] / softcap * _F(2), _F(80))
         scores[j] = softcap * (_F(1) - _F(2) / (exp(x) + _F(1)))
@@ -67,7 +67,7 @@ def _softcap(scores, num_keys, softcap):
 
 @njit(forceinline=True, **FLAGS)
 def _add(total, scores, values, num_keys, group, v_dim):
-    """total[g] += sum over j of scores[g, j] * values[j], four values for each load of the sum."""
+    """Add the sum over j of scores[g, j] * values[j] to total[g], four values for each load of the sum."""
     whole = num_keys - num_keys % 4
     for j in range(0, whole, 4):
         for g in range(group):
@@ -88,14 +88,14 @@ def _add(total, scores, values, num_keys, group, v_dim):
 
 @njit(forceinline=True, **FLAGS)
 def _keep_exactly(store, scales, slot, row, dim):
-    """Row `slot` of a head's store = row."""
+    """Store `row` at `slot` of a head's store."""
     for d in range(dim):  # an assignment of whole rows takes numba 3 s to compile
         store[slot, d] = row[d]
 
 
 @njit(forceinline=True, **FLAGS)
 def _keep_int8(store, scales, slot, row, dim):
-    """Row `slot` of a head's store, times its scale, = row rounded to whole multiples of the scale."""
+    """Store `row` at `slot` of a head's int8 store, rounded to multiples of its scale."""
     most = _F(0)
     for d in range(dim):
         most = max(most, abs(widen(row[d])))
@@ -108,19 +108,19 @@ def _keep_int8(store, scales, slot, row, dim):
 
 @njit(forceinline=True, **FLAGS)
 def _times(scores, scales, num_keys, group):
-    """scores[g, j] *= scales[j]"""
+    """Multiply scores[g, j] by scales[j]."""
     for g in range(group):
         for j in range(num_keys):
             scores[g, j] *= scales[j]
 
 
 def compile_decode_attention(group: int, k_dim: int, v_dim: int, number: int, capped: bool) -> MachineCode:
-    """Compile the loop for the format of this number. A task is one run of queries and one KV head."""
+    """Compile the loop for format `number`. A task is one run of queries and one KV head."""
     return _compile(group, k_dim, v_dim, ElementFormat(number), capped, False)
 
 
 def compile_decode_attention_int8(group: int, k_dim: int, v_dim: int, number: int, capped: bool) -> MachineCode:
-    """Compile the loop over stores in int8; queries, keys and values of the step have the format of this number."""
+    """Compile the loop over stores in int8; queries, keys and values of the step have format `number`."""
     return _compile(group, k_dim, v_dim, ElementFormat(number), capped, True)
 
 
@@ -177,9 +177,7 @@ def _compile(group: int, k_dim: int, v_dim: int, step_format: ElementFormat, cap
                 offset = query[longest] * call.v_token + head * call.v_head
                 row = carray(at(call.new_v + offset * size), v_dim, element)
                 keep(values[head], v_scales[head], slot, row, v_dim)
-            left = np.int64(
-                0
-            )  # keys not read yet, of those that the run's last query sees; each query before sees one fewer
+            left = np.int64(0)  # remaining keys of the run's last query; each earlier query sees one fewer
             for span in range(indptr[longest], indptr[longest + 1]):
                 left += spans[span, 1] - spans[span, 0]
             for span in range(indptr[longest], indptr[longest + 1]):
@@ -214,7 +212,7 @@ def _compile(group: int, k_dim: int, v_dim: int, step_format: ElementFormat, cap
                                 added[g, d] = _F(0)
                         if int8:
                             _times(scores, v_scales[head, first : first + num_keys], num_keys, group)
-                        # sum each block by itself first: one sum over thousands of keys has a larger rounding error
+                        # blocks are summed separately: one sum over thousands of keys has a larger rounding error
                         _add(added, scores, values[head, first : first + num_keys], num_keys, group, v_dim)
                         for g in range(group):
                             for d in range(v_dim):

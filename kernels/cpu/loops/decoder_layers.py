@@ -1,9 +1,9 @@
 """Compiled code of decoder layers in steps of few tokens: any number of layers, or half of one, or several whole steps.
 
-Decoding is bound by reading weights, so all else has to be nearly free. Every thread runs the whole call. A layer is a
-row of phases; in each a thread takes the next task until none is left, and goes on once all of them are done. So a
-thread that the system has put aside holds up the others only by the task it has. At the end of a step all threads meet,
-and one of them lays out the next. Products and attention are loops of their own, called by their addresses.
+Decoding is bound by reading weights, so the remaining work must be nearly free. Every thread runs the whole call. A
+layer is a sequence of phases; in each phase a thread runs the next task until none is left, and proceeds once all tasks
+are finished. A descheduled thread thus delays the others by one task only. At the end of a step all threads meet, and
+one of them prepares the next step. Matmuls and attention are separate loops, called by their addresses.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from graftlm.kernels.cpu.loops.compiler import compile_loop
 
 @intrinsic
 def _call(typingctx: Any, function: Any, argument: Any) -> tuple[Any, Callable[..., Any]]:
-    """Call the function at this address with this pointer; it may take none."""
+    """Call the function at this address with this pointer, or a function without arguments."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
@@ -61,14 +61,14 @@ def _meet(barrier):
 
 @njit(forceinline=True, **FLAGS)
 def _finish(call):
-    """Wait until all tasks of the call at an address are done; 0 is none."""
+    """Wait until all tasks of the call at an address are finished; do nothing for 0."""
     if call != 0:
         wait_until_done(call, carray(at(call), 3, np.int64)[2])
 
 
 @njit(forceinline=True, **FLAGS)
 def _reset(counters):
-    """No task was taken yet, of the counters at an address; 0 is none."""
+    """Reset the counters at an address; do nothing for 0."""
     if counters != 0:
         pair = carray(at(counters), 2, np.int64)
         pair[0] = pair[1] = 0
@@ -76,7 +76,7 @@ def _reset(counters):
 
 @njit(forceinline=True, **FLAGS)
 def _join(to, prefix, lse, prefix_lse):
-    """Join attention to a row's own keys, in `to`, with that to its prefix, for one head."""
+    """Merge attention to a row's own keys, in `to`, with attention to its prefix, for one head."""
     most = max(lse, prefix_lse)
     own, other = exp(lse - most), exp(prefix_lse - most)
     own, other = own / (own + other), other / (own + other)
@@ -89,7 +89,7 @@ _layer_call, _matmul_call = np.dtype(LayerCall), np.dtype(MatmulCall)
 
 @njit(forceinline=True, **FLAGS)
 def _end_step(call, num_phases):
-    """Make the call one of the next step, and say whether there is one."""
+    """Advance the call to the next step. -> whether there is one"""
     for i in range(num_phases):
         _reset(call.counters + 16 * i)
     layers = carray(at(call.layers), call.num_layers, _layer_call)
@@ -126,7 +126,7 @@ def _end_step(call, num_phases):
 
 
 def compile_decoder_layers(number: int) -> MachineCode:
-    """Compile `void (LayersCall *)` for the format of this number."""
+    """Compile `void (LayersCall *)` for format `number`."""
     element, size = ElementFormat(number).raw, ElementFormat(number).size
 
     @njit(forceinline=True, **FLAGS)

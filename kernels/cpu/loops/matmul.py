@@ -1,4 +1,4 @@
-"""Skinny matrix products on a CPU: x [num_rows, k] times a weight [n, k], for few rows, as compiled loops.
+"""Skinny matmuls on a CPU: x [num_rows, k] times a weight [n, k], for few rows, as compiled loops.
 
 Decoding is bound by reading weights. A task is 64 outputs; for tiles of up to six rows their sums stay in registers, so
 each weight is loaded once per tile. Bias, SwiGLU and residual sum are part of the loop.
@@ -41,12 +41,12 @@ from graftlm.kernels.cpu.loops.register_tiles import (
 
 
 def _panel_matmul(element: ElementFormat) -> Any:
-    """C [num_rows, PANEL] = A B for one panel B, some rows at a time; `num_out` is ignored.
+    """Return the function C [num_rows, PANEL] = A B for one panel B, some rows at a time; `num_out` is ignored.
 
-    The sums of six rows fill the registers of AVX-512; those of four where elements are widened, which takes registers
-    too. Other processors have half as many or fewer, so there four rows of float32 take 16 columns at a time, and two
-    rows of any format 32. (Four rows of bfloat16 by 16 columns need as many, but LLVM 20 compiles that tile to code
-    which never stores its first row.)
+    The sums of six rows fill the registers of AVX-512; four rows if elements are widened, which also needs registers.
+    Other processors have at most half as many: four rows of float32 use 16 columns at a time, two rows of any format 32
+    columns. (Four rows of bfloat16 by 16 columns would fit, but LLVM 20 compiles that tile to code which never stores
+    its first row.)
     """
     if not has_wide_registers():
         return _narrow_panel_matmul(element)
@@ -76,7 +76,7 @@ def _panel_matmul(element: ElementFormat) -> Any:
 
 
 def _dot_matmul() -> Any:
-    """The same for bfloat16 rows times a bfloat16 panel, six rows at a time."""
+    """Return `_panel_matmul` for bfloat16 rows times a bfloat16 panel, six rows at a time."""
     tiles = [outer_dot_tile(num_rows, PANEL // 16) for num_rows in range(1, 7)]
     one, two, three, four, five, six = tiles
 
@@ -123,7 +123,7 @@ def _narrow_panel_matmul(element: ElementFormat) -> Any:
 
 
 def row_major_matmul(element: ElementFormat, *, dots: bool = False) -> Any:
-    """The same for the next `num_out` rows, 4 to PANEL, of a row-major weight; with `dots` of bfloat16 rows."""
+    """Return the matmul with the next `num_out` rows, 4 to PANEL, of a row-major weight; `dots`: of bfloat16 rows."""
     one, two, four = (inner_dot_tile(num_rows) if dots else inner_tile(num_rows, element) for num_rows in (1, 2, 4))
     size = element.size
     wide = has_wide_registers()
@@ -131,7 +131,7 @@ def row_major_matmul(element: ElementFormat, *, dots: bool = False) -> Any:
     @njit(forceinline=True, **FLAGS)
     def matmul(c, a, a_row, b, num_rows, depth, num_out):
         for first in range(0, num_out, 4):
-            column = min(first, num_out - 4)  # fewer than four left: some are computed twice
+            column = min(first, num_out - 4)  # with fewer than four left, some outputs are computed twice
             weight = b + column * depth * size
             row = 0
             while wide and num_rows - row >= 4:
@@ -152,7 +152,7 @@ _row_major_dots = row_major_matmul(ElementFormat.BFLOAT16, dots=True)
 
 
 def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
-    """Compile `void (MatmulCall *)`, for weights in panels or row-major ones of the format of this number."""
+    """Compile `void (MatmulCall *)` for weights of format `number`, in panels or row-major."""
     weight_format = ElementFormat(number)
     element, size = weight_format.raw, weight_format.size
     dots = weight_format is ElementFormat.BFLOAT16 and has_bfloat16_dots()

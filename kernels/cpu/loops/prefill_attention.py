@@ -1,7 +1,7 @@
 """Attention of many queries over the same keys on a CPU, for prefill: one compiled loop on torch's own threads.
 
-Queries are columns. Q is transposed once, K and V are read as they lie in the store, and the online softmax of a query
-runs down its column: one instruction serves sixteen queries, and nothing is summed across a register.
+Queries are columns. Q is transposed once, K and V are read in the layout of the store, and the online softmax of a
+query runs down its column: one instruction serves sixteen queries, without sums across a register.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from graftlm.kernels.cpu.loops.register_tiles import has_bfloat16_dots, has_wide
 from graftlm.kernels.cpu.loops.softmax_tiles import float32_weights_tile
 
 KEYS = 64
-"""Keys whose scores are held at once."""
+"""Keys of a block, whose scores are in memory at once."""
 
 
 _SLACK = 8
-"""A score may exceed the peak that its column counts from by this many powers of 2: sums are seldom scaled anew."""
+"""Powers of 2 by which a score may exceed its column's reference peak, so that sums are seldom rescaled."""
 
 
 def _any_rows(num_rows: int, width: int, element: ElementFormat, *, add: bool) -> Any:
-    """The product of any number of rows: `num_rows` at a time, and the rest one by one."""
+    """Return the matmul of any number of rows: `num_rows` at a time, and the rest one by one."""
     many, one = (outer_tile(rows, width, a=element, add=add) for rows in (num_rows, 1))
 
     @njit(forceinline=True, **FLAGS)
@@ -56,7 +56,7 @@ def _any_rows(num_rows: int, width: int, element: ElementFormat, *, add: bool) -
 
 
 def _matmul(element: ElementFormat, *, add: bool = False) -> Any:
-    """C [num_rows, columns] = A B, or C += A B, as `outer_tile` reads them, for 16, 32 or 64 columns."""
+    """Return C [num_rows, columns] = A B, or C += A B, in `outer_tile`'s layouts, for 16, 32 or 64 columns."""
     wide = has_wide_registers()
     by_16, by_32, by_64, narrow = (
         _any_rows(rows, width, element, add=add) for rows, width in ((8, 1), (8, 2), (4, 4), (4, 1))
@@ -84,7 +84,7 @@ _LOG2_E = _F(1.4426950408889634)
 
 
 def _weights() -> Any:
-    """`float32_weights_tile` for 16, 32 or 64 columns."""
+    """Return `float32_weights_tile` for 16, 32 or 64 columns."""
     one, two, four = (float32_weights_tile(width) for width in (1, 2, 4))
 
     @njit(**FLAGS)
@@ -103,7 +103,7 @@ _weights_of = _weights()
 
 
 def compile_prefill_attention(group: int, k_dim: int, v_dim: int, number: int) -> MachineCode:
-    """Compile the loop for the format of this number. A task is one block of queries and one KV head."""
+    """Compile the loop for format `number`. A task is one block of queries and one KV head."""
     kv_format = ElementFormat(number)
     if kv_format is ElementFormat.BFLOAT16 and has_bfloat16_dots() and k_dim % 2 == 0:
         return compile_prefill_dots(k_dim, v_dim, group)
@@ -134,7 +134,7 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, number: int) -
             if task >= call.num_tasks:
                 break
             taken += 1
-            # a sequence's last blocks see most keys: they go first, so that threads end at about the same time
+            # a sequence's last blocks see most keys: they run first, so that threads end at about the same time
             block, head = num_blocks - 1 - task // num_kv_heads, task % num_kv_heads
             first_query = query_ptr[block]
             num_columns = (query_ptr[block + 1] - first_query) * group
@@ -209,7 +209,7 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, number: int) -
                             scores[j, column] = x
                             gained[column] += x
                     matmul(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
-                    # sum each block by itself first: one sum over thousands of keys has a larger rounding error
+                    # blocks are summed separately: one sum over thousands of keys has a larger rounding error
                     for column in range(columns):
                         weight[column] = weight[column] * kept[column] + gained[column]
                     for d in range(v_dim):

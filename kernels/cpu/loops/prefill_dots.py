@@ -1,7 +1,7 @@
-"""Attention of many queries over the same keys, in bfloat16 products: prefill_attention.py for AVX-512 BF16.
+"""Attention of many queries over the same keys by bfloat16 dot products: prefill_attention.py for AVX-512 BF16.
 
-Both products take their terms two by two. Keys lie in the store as pairs of dimensions. Values are laid out as pairs of
-keys for each task, and the softmax is rounded to bfloat16 in such pairs. All sums are float32.
+Both matmuls read their inputs in pairs. The store has keys as pairs of dimensions. Each task rearranges values as pairs
+of keys, and the softmax is rounded to bfloat16 in such pairs. All sums are float32.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from graftlm.kernels.cpu.loops.register_tiles import outer_dot_tile
 from graftlm.kernels.cpu.loops.softmax_tiles import highest_tile, weights_tile
 
 KEYS = 64
-"""Keys whose scores are held at once."""
+"""Keys of a block, whose scores are in memory at once."""
 _SLACK = 8
-"""A score may exceed the peak that its column counts from by this many powers of 2: sums are seldom scaled anew."""
+"""Powers of 2 by which a score may exceed its column's reference peak, so that sums are seldom rescaled."""
 
 _F, _U = np.float32, np.uint32
 _LOG2_E, _LN_2 = _F(1.4426950408889634), _F(0.6931471805599453)
 
 
 def _matmul(*, add: bool) -> Any:
-    """C [num_rows, columns] = A B, or C += A B, as `outer_dot_tile` reads them, for 16, 32 or 64 columns."""
+    """Return C [num_rows, columns] = A B, or C += A B, in `outer_dot_tile`'s layouts, for 16, 32 or 64 columns."""
     (eight_1, one_1), (eight_2, one_2), (four_4, one_4) = (
         [outer_dot_tile(rows, width, add=add) for rows in (most, 1)] for most, width in ((8, 1), (8, 2), (4, 4))
     )
@@ -71,7 +71,7 @@ def _matmul(*, add: bool) -> Any:
 
 
 def _softmax() -> Any:
-    """The two halves of a softmax, as `highest_tile` and `weights_tile` give them, for 16, 32 or 64 columns."""
+    """Return the two halves of a softmax, `highest_tile` and `weights_tile`, for 16, 32 or 64 columns."""
     (h1, h2, h4), (m1, m2, m4) = ([highest_tile(w, masked=m) for w in (1, 2, 4)] for m in (False, True))
     w1, w2, w4 = (weights_tile(w) for w in (1, 2, 4))
 
@@ -106,7 +106,7 @@ def _softmax() -> Any:
 
 highest_of, _weights = _softmax()
 
-# Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
+# Module-level: the loop below reads them as globals. Variables of its closure would be part of the cache key.
 _scores, _add_values = _matmul(add=False), _matmul(add=True)
 
 
@@ -141,7 +141,7 @@ def compile_prefill_dots(k_dim: int, v_dim: int, group: int) -> MachineCode:
             if task >= call.num_tasks:
                 break
             taken += 1
-            # a sequence's last blocks see most keys: they go first, so that threads end at about the same time
+            # a sequence's last blocks see most keys: they run first, so that threads end at about the same time
             block, head = num_blocks - 1 - task // num_kv_heads, task % num_kv_heads
             first_query = query_ptr[block]
             num_columns = (query_ptr[block + 1] - first_query) * group

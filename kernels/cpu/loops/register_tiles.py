@@ -1,4 +1,4 @@
-"""The innermost loops of matrix products on a CPU, as LLVM instructions: a tile's sums stay in vector registers."""
+"""The innermost loops of matmuls on a CPU, as LLVM instructions: a tile's sums stay in vector registers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _NO_BITS = ir.Constant(BITS, [0] * 16)
 
 
 def has_wide_registers() -> bool:
-    """Whether loops are compiled for 32 registers of 16 float32 (AVX-512); others have 16 of 8, or 32 of 4."""
+    """Return True if loops are compiled for 32 registers of 16 float32 (AVX-512) instead of 16 of 8, or 32 of 4."""
     return _has("avx512f")
 
 
 def has_bfloat16_dots() -> bool:
-    """Whether loops are compiled for a processor that multiplies bfloat16 and adds in float32 (AVX-512 BF16)."""
+    """Return True if loops are compiled for a processor with bfloat16 dot products in float32 (AVX-512 BF16)."""
     return has_wide_registers() and _has("avx512bf16")
 
 
@@ -37,7 +37,7 @@ def _has(feature: str) -> bool:
         return f"+{feature}" in chosen.split(",")
     try:
         return bool(llvm.get_host_cpu_features().get(feature, False))
-    except RuntimeError:  # not known for this kind of processor
+    except RuntimeError:  # unsupported for this kind of processor
         return False
 
 
@@ -51,13 +51,13 @@ class _Sums:
             builder.store(_ZERO, total)
 
     def add_products(self, row: int, x: Any, lines: list[Any]) -> None:
-        """rows[row][j] += x * lines[j]"""
+        """Add x * lines[j] to rows[row][j]."""
         for total, line in zip(self.rows[row], lines, strict=True):
             product = self.builder.fmul(x, line, flags=("fast",))
             self.builder.store(self.builder.fadd(self.builder.load(total), product, flags=("fast",)), total)
 
     def add_dots(self, row: int, x: Any, lines: list[Any]) -> None:
-        """rows[row][j] += x * lines[j] of two bfloat16 in each of 16 places, by one instruction"""
+        """Add x * lines[j], two bfloat16 in each of 16 lanes, to rows[row][j] by one instruction."""
         kind = ir.FunctionType(FLOATS, [BITS, BITS, FLOATS])
         for total, line in zip(self.rows[row], lines, strict=True):
             arguments = [line, x, self.builder.load(total)]
@@ -73,14 +73,14 @@ def address(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
 
 
 def spread(builder: Any, scalar: Any) -> Any:
-    """A vector of 16 times a float or a whole number of 32 bits."""
+    """Broadcast a float or integer of 32 bits to a vector of 16."""
     zero = _ZERO if scalar.type == _SINGLE else _NO_BITS
     one = builder.insert_element(zero, scalar, ir.Constant(_NUMBER, 0))
     return builder.shuffle_vector(one, zero, _NO_BITS)
 
 
 def _load(builder: Any, base: Any, offset: Any, element: ElementFormat, kind: Any) -> Any:
-    """Load an element (kind float) or 16 in a row (a vector of floats), and widen to float32."""
+    """Load an element (kind float) or 16 consecutive ones (a vector of floats), and widen to float32."""
     if element is ElementFormat.FLOAT32:
         return builder.load(address(builder, base, offset, kind), align=4)
     whole = kind is FLOATS
@@ -100,8 +100,8 @@ _WIDEN: dict[ElementFormat, Callable[[Any, list[Any]], list[list[Any]]]] = {
     ElementFormat.FLOAT32: lambda builder, lines: [[builder.bitcast(x, FLOATS) for x in lines]],
     ElementFormat.BFLOAT16: _separate_halves,
 }
-"""How a format is widened: vectors of 16 times 32 bits, which hold the interleaved inputs of 16 outputs -> for each of
-these inputs, vectors of 16 float32."""
+"""Format -> its widening: vectors of 16 times 32 bits, the interleaved inputs of 16 outputs -> vectors of 16 float32
+for each input."""
 
 
 def outer_tile(
@@ -112,13 +112,13 @@ def outer_tile(
     b: ElementFormat = ElementFormat.FLOAT32,
     add: bool = False,
 ) -> Any:
-    """C [num_rows, 16 * width] = A [num_rows, depth] B [depth, 16 * width], as a sum of outer products. C is float32.
+    """Return C [num_rows, 16 * width] = A [num_rows, depth] B [depth, 16 * width], as outer products. C is float32.
 
     A is read through two strides in bytes: from row to row and from column to column. B is a panel, whose `interleaved`
     rows lie side by side: [depth / interleaved, PANEL, interleaved]. Rows of B and C are PANEL apart.
 
     a, b  formats of A and B
-    add   whether C grows by the product, which is summed by itself before
+    add   whether the product, summed separately, is added to C
     """
     a_format, b_format = a, b
     shift = b_format.interleaved.bit_length() - 1
@@ -156,9 +156,9 @@ def outer_tile(
 
 
 def outer_dot_tile(num_rows: int, width: int, *, add: bool = False) -> Any:
-    """`outer_tile` where A and B are both bfloat16. A is read in pairs of columns through two strides.
+    """Return `outer_tile` for bfloat16 A and B. A is read in pairs of columns through two strides.
 
-    add  whether C grows by the product
+    add  whether the product is added to C
     For processors that have bfloat16 dots.
     """
 
@@ -193,7 +193,7 @@ def outer_dot_tile(num_rows: int, width: int, *, add: bool = False) -> Any:
 
 
 def inner_tile(num_rows: int, b: ElementFormat) -> Any:
-    """C [num_rows, 4] = A [num_rows, depth] B^T as inner products. A and C are float32; B [4, depth] is row-major.
+    """Return C [num_rows, 4] = A [num_rows, depth] B^T, as inner products. A and C are float32; B [4, depth] row-major.
 
     depth is a multiple of 16, `a_row` is in bytes, and rows of C are PANEL apart.
 
@@ -211,7 +211,7 @@ def inner_tile(num_rows: int, b: ElementFormat) -> Any:
 
 
 def inner_dot_tile(num_rows: int) -> Any:
-    """`inner_tile` where A and B are both bfloat16 and depth is a multiple of 32.
+    """Return `inner_tile` for bfloat16 A and B; depth is a multiple of 32.
 
     For processors that have bfloat16 dots.
     """
@@ -225,10 +225,10 @@ def inner_dot_tile(num_rows: int) -> Any:
 def _inner_tile(
     num_rows: int, at_once: int, size: int, a_size: int, weights: Any, inputs: Any, add: Callable[..., None]
 ) -> Any:
-    """`at_once` elements of `size` bytes of each row of B, and of `a_size` bytes of each row of A, in each iteration.
+    """Return a tile whose iterations read `at_once` elements of `size` bytes of B's rows, of `a_size` bytes of A's.
 
-    The tile after the next one is fetched meanwhile, in the order of memory: four short rows that are read together are
-    no stream that a processor foresees.
+    Each iteration prefetches the tile after the next in memory order: hardware does not predict reads of four short
+    rows.
     """
 
     @intrinsic
@@ -259,10 +259,10 @@ def _inner_tile(
 
 
 def _four_sums(builder: Any, vectors: list[Any]) -> Any:
-    """The sum of the elements of each of four vectors."""
+    """Sum the elements of each of four vectors."""
 
     def halved(a: Any, b: Any, width: int) -> Any:
-        """Groups of 2 * width elements of a, then of b, to groups of `width`, their halves added."""
+        """Reduce groups of 2 * width elements of a, then of b, to groups of `width`, by adding halves."""
         lower = [g + i for g in range(0, 32, 2 * width) for i in range(width)]
         parts = [builder.shuffle_vector(a, b, ir.Constant(BITS, [x + n for x in lower])) for n in (0, width)]
         return builder.fadd(*parts, flags=("fast",))
@@ -277,7 +277,7 @@ def _four_sums(builder: Any, vectors: list[Any]) -> Any:
 
 
 def _prefetch(builder: Any, base: Any, offset: Any) -> None:
-    """Have a line of memory read into the caches; one that is not there is no error."""
+    """Prefetch a line of memory into the caches; an invalid address is no error."""
     pointer = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, _NUMBER, _NUMBER, _NUMBER])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")

@@ -1,4 +1,4 @@
-"""The innermost loops of prefill's softmax on AVX-512, as LLVM instructions: 16 queries lie in a register."""
+"""The innermost loops of prefill's softmax on AVX-512, as LLVM instructions, with 16 queries in a register."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from graftlm.kernels.cpu.loops.register_tiles import BITS, FLOATS, address, cons
 
 _SERIES = (0.0095701, 0.05591786, 0.24024745, 0.69312181, 0.99999926)
 _LONG_SERIES = (1.53458116e-4, 1.33999312e-3, 9.61848896e-3, 5.55032878e-2, 0.240226469, 0.693147206, 1.0)
-"""2^x from -0.5 to 0.5: accurate to 3e-6, enough for bfloat16, and to the last place of a float32."""
+"""Coefficients of 2^x from -0.5 to 0.5: `_SERIES` is accurate to 3e-6, enough for bfloat16, `_LONG_SERIES` to the last
+place of a float32."""
 
 
 def _splat(value: float) -> Any:
@@ -23,7 +24,7 @@ def _splat(value: float) -> Any:
 
 
 def highest_tile(width: int, *, masked: bool) -> Any:
-    """highest [16 * width] = the largest of scores [num_keys, 16 * width], rows COLUMNS apart.
+    """Return the loop highest [16 * width] = max over keys of scores [num_keys, 16 * width], rows COLUMNS apart.
 
     masked  whether key j is hidden from columns whose `last_seen` (int32) is at most first + j: its score becomes -1e30
     """
@@ -64,7 +65,7 @@ def highest_tile(width: int, *, masked: bool) -> Any:
 
 
 def weights_tile(width: int) -> Any:
-    """weights = 2^(scores * factor - shift), in pairs of keys as bfloat16; sums = their sums over the keys.
+    """Return the loop weights = 2^(scores * factor - shift), bfloat16 in pairs of keys; sums over the keys.
 
     scores [2 * num_pairs, 16 * width] float32, weights [num_pairs, 16 * width, 2]; rows of both COLUMNS apart
     """
@@ -105,7 +106,7 @@ def weights_tile(width: int) -> Any:
 
 
 def float32_weights_tile(width: int) -> Any:
-    """scores [num_keys, 16 * width] become 2^(scores * factor - shift), rows COLUMNS apart; sums = their sums."""
+    """Return the loop scores [num_keys, 16 * width] = 2^(scores * factor - shift), rows COLUMNS apart; and sums."""
 
     @intrinsic
     def tile(typingctx: Any, sums: Any, scores: Any, shift: Any, factor: Any, num_keys: Any) -> Any:
@@ -135,7 +136,7 @@ def float32_weights_tile(width: int) -> Any:
 
 
 def _exp2(builder: Any, x: Any, terms: Sequence[float]) -> Any:
-    """2^x by a series of its fraction; 0 where that is too small."""
+    """Compute 2^x by a series of its fraction; 0 on underflow."""
     one, two = ir.FunctionType(FLOATS, [FLOATS]), ir.FunctionType(FLOATS, [FLOATS, FLOATS])
     whole = builder.asm(one, "vrndscaleps $$0, $1, $0", "=v,v", [x], False)
     rest = builder.fsub(x, whole)
