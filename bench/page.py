@@ -107,7 +107,7 @@ def _sums(measured: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _over_transformers(one: dict[str, Any]) -> float | None:
-    """How much longer the faster engine of transformers took, by medians of wall times; None if none was measured."""
+    """Return the time of the faster transformers engine over GraftLM's, by median wall times; None if not measured."""
     engines = one["engines"]
     walls = [
         statistics.median(engines[name]["wall_s"])

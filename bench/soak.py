@@ -295,7 +295,7 @@ def expect(kind: type[Exception], runtime: Runtime, request: Request) -> Excepti
 
 
 def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
-    """Run the load for so long, or until so many requests have been sent.
+    """Run the load for a time, or until a number of requests have been sent.
 
     -> what became of the requests, and `broken`: the laws that did not hold
     """

@@ -244,7 +244,7 @@ _OPTIONAL = frozenset({"max_tokens", "seed", "timeout"})
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is decoded.
+    """The decoding parameters of one request.
 
     Greedy at temperature 0. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `logprobs=True`
     reports the chosen token's log-probability (natural log, after temperature 1, before filters);

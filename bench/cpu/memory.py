@@ -19,7 +19,7 @@ MIB = 1 << 20
 REST = 350
 """MiB beyond weights and KV pool that GraftLM may take."""
 FIRST_REST = 600
-"""The same in the first process, which imports transformers and holds two models for a moment."""
+"""Allowed MiB in the first process, which imports transformers and temporarily holds two models."""
 
 
 def run(options: Options) -> Sequence[Row]:

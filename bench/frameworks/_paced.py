@@ -24,7 +24,7 @@ from graftlm.plugins.hookspecs import Register, hookimpl
 
 NUM_ROWS = (0, 1, 16, 64, 256)
 DECODE_S = (0.0, 3.42e-3, 3.85e-3, 5.43e-3, 11.08e-3)
-"""Seconds of a decode step of so many rows: an 8B Llama on an H200 (docs/gpu-figures.md)."""
+"""Seconds of a decode step by its number of rows: an 8B Llama on an H200 (docs/gpu-figures.md)."""
 
 PROMPT_TOKEN_S = 1 / 40_518
 HOST_CALLS = 24

@@ -97,7 +97,7 @@ def threaded(program: Program, lm: Any, seeds: Iterator[int]) -> None:
 
 
 def append_times(lm: Any, num_words: int, repeats: int) -> float:
-    """Seconds to append a line to a transcript of so many words; the least of several."""
+    """Return the seconds to append a line to a transcript of a number of words; the minimum of several runs."""
     base = lm + prose(num_words, 1)
     base += "\nNow: " + select(["yes", "no"])
     return min(timed(lambda: base + "another line of text\n") for _ in range(repeats))

@@ -34,7 +34,7 @@ def run(options: Options) -> Sequence[Row]:
 
 
 def prompts(count: int) -> Work:
-    """So many questions behind one system prompt."""
+    """Return `count` questions behind one system prompt."""
     pick = random.Random(0)
     system = " ".join(pick.choices(WORDS, k=2190))
     return Work(system, [" ".join(pick.choices(WORDS, k=40)) for _ in range(count)], 16)

@@ -28,7 +28,7 @@ from bench.gpu.one_tree import MAX_CONTEXT, STEP_TOKENS, TINY, Run, Step, measur
 
 SHAPES = "1,16,64,256,p1,p16"
 LIMIT_S = 300
-"""For one process, after which it is ended."""
+"""Timeout of one process, in seconds."""
 
 CARD = {"MHz": ("mhz", "{:,.0f}"), "W": ("watts", "{:.0f}"), "J a step": ("joules", "{:.3f}")}
 """Columns of what the card did: the figure, and how it is shown."""

@@ -100,7 +100,7 @@ def recorded(runtime: Any, answer: Answers) -> list[tuple[list[int], SamplingPar
 
 
 def ids_from_threads(runtime: Any, answer: Answers, threads: int) -> float:
-    """Seconds of the token ids of a way from so many threads, without its framework; the best of rounds."""
+    """Return the seconds of a way's token ids from several threads, without its framework; the best of rounds."""
     given = recorded(runtime, answer)
 
     def job() -> None:
@@ -143,7 +143,7 @@ def _cold(runtime: Any, job: Callable[[], Any]) -> Figures:
 
 
 class Writer:
-    """Texts of about so many tokens, of words that are tokens of the vocabulary."""
+    """Return texts of an approximate number of tokens, from words that are tokens of the vocabulary."""
 
     def __init__(self, hf: Any, seed: int) -> None:
         self._pick = random.Random(seed)

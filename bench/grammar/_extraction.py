@@ -35,7 +35,7 @@ _FACTS = ("age", "city", "job", "color", "year", "height", "children", "level", 
 
 
 def prompts(num_people: int, seed: int = 0) -> list[str]:
-    """Return a prompt for each of so many people, each in a text of their own; no name was in the training data."""
+    """Return one prompt per person, each with its own text; no name was in the training data."""
     rng = random.Random(seed)
     attributes = [attribute for attribute in BY_KIND["person"] if attribute.key in _FACTS]
     asked = []

@@ -63,7 +63,7 @@ Group = tuple[str, Any, list[tuple[Any, bool]]]
 
 
 def groups(folder: Path, sample: int | None = None) -> Iterator[Group]:
-    """Yield the schemas below `folder`; with `sample` every n-th file, so that about so many are left."""
+    """Yield the schemas below `folder`; with `sample` every n-th file, about `sample` in all."""
     paths = sorted(path for path in folder.rglob("*.json") if not {"test", "negative_test"} & set(path.parts))
     step = max(1, len(paths) // sample) if sample else 1
     for path in paths[::step]:

@@ -31,7 +31,7 @@ def _compare(jumping: Runtime, stepping: Runtime, prompts: list[str], repeats: i
         answers[name] = runtime.generate(prompts, temperature=0, **schema)
 
     def free(cached: bool) -> None:
-        """As many tokens of each request as the constraint gave it."""
+        """Generate without a constraint as many tokens as each constrained request had."""
         if not cached:
             jumping.clear_cache()
         requests = [

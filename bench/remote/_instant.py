@@ -39,7 +39,7 @@ async def main(wait_s: float) -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Instant(wait_s), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)  # until whoever started it closes the pipe
+    await loop.run_in_executor(None, sys.stdin.read)  # until the parent process closes the pipe
 
 
 @contextmanager

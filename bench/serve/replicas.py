@@ -80,7 +80,7 @@ def _way_ms(one: gl.Runtime, two: gl.Runtime) -> float:
 
 
 def _killed(runtime: gl.Runtime, prompts: list[str], after_s: float) -> list[Completion | BaseException]:
-    """How requests end of which one replica is killed after a time; waits until another one is in its place."""
+    """Return the outcomes of requests during which one replica is killed; wait for its replacement."""
     engine: Any = runtime.load()._thread.engine
     runtime.clear_cache()
     futures: list[Future[Completion]] = runtime.submit_many([Request(p, gl.SamplingParams(**GREEDY)) for p in prompts])

@@ -1,7 +1,7 @@
 """Names of the micro-world: invented words, everyday names, codes, words of other scripts.
 
 Every name belongs to one split by its checksum, so that no name of a held-out case was ever seen
-in training, whoever generates it and in whatever order.
+in training, independent of the generator and the order.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def recall(make: Maker) -> Document:
 
 
 def small_talk(make: Maker) -> Document:
-    """What people type first: a greeting, a capital, a joke."""
+    """Usual first messages: a greeting, a capital, a joke."""
     messages: list[Message] = []
     if make.chance(0.3):
         messages += [user(make.rng.choice(_GREETINGS)), assistant(GREETING)]

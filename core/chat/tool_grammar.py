@@ -24,7 +24,7 @@ _MEMBERS = frozenset(
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Which tools the next answer may call.
+    """The tools that the next answer may call.
 
     mode      "auto": calls or text; "required": at least one call; "none": text.
     tools     the tools that may be called.

@@ -51,8 +51,8 @@ class EndpointConfig:
     """The options of an endpoint.
 
     model, base_url  the model's name there, and the URL before /chat/completions, usually with /v1 at its end.
-    api_key          never shown; None reads GRAFTLM_API_KEY. An endpoint on this machine needs none, others take "" for
-                     none.
+    api_key          never shown; None reads GRAFTLM_API_KEY. Endpoints on this machine need no key; elsewhere "" means
+                     no key.
     max_in_flight    concurrent requests; further ones wait.
     max_retries      retries of a request after a rate limit, a server's error or a lost connection.
     retry_timeouts   retries of a request that timed out; the first attempt may have been computed, and billed.

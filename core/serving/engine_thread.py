@@ -49,25 +49,25 @@ class EndedEngine:
         return False
 
     def cancel(self, submission_id: int) -> None:
-        """Nothing runs."""
+        """Do nothing: no request runs."""
 
     def fail_all(self, error: BaseException) -> None:
-        """Nothing runs."""
+        """Do nothing: no request runs."""
 
     def stats(self) -> Stats:
         return Stats()
 
     def reset_stats(self) -> None:
-        """Nothing was counted."""
+        """Do nothing: there are no counters."""
 
     def clear_cache(self) -> None:
-        """Nothing is cached."""
+        """Do nothing: there is no cache."""
 
     def unpin(self, pin: int) -> None:
-        """Nothing is pinned."""
+        """Do nothing: there are no pins."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 class EngineThread:

@@ -94,7 +94,7 @@ def _pass_cancel(future: Future[Completion], answer: asyncio.Future[Completion])
 def _pass_result(
     loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Completion], future: Future[Completion]
 ) -> None:
-    with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed
         inbox_of(loop).post(partial(_settle, answer, future))
 
 
@@ -124,7 +124,7 @@ async def settled(futures: Sequence[Future[Completion]], *, until_error: bool) -
 
     def one(future: Future[Completion]) -> None:
         if next(ended) == len(futures) or (until_error and not future.cancelled() and future.exception() is not None):
-            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 inbox_of(loop).post(end)
 
     for future in futures:

@@ -204,7 +204,7 @@ class AsyncListener:
             if not self.future.done():
                 settle(outcome)
 
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             self._inbox.post(act)
 
 
@@ -247,7 +247,7 @@ class StreamListener:
         if self._inbox is None:
             self._queue.put(item)
             return
-        with suppress(RuntimeError):  # the loop was closed: nobody reads any more
+        with suppress(RuntimeError):  # the loop is closed
             self._inbox.post(partial(self._async_queue.put_nowait, item))
 
 

@@ -2,7 +2,7 @@
 
 Law: values are those of a program without speculation; where the model samples, they have the same distribution.
 That holds as long as the decision to accept depends only on the matched text. Any other rule (asking
-until the whole layout fits, asking anew where the answer was too short) favours some values over others.
+until the whole layout fits, asking anew where the answer was too short) biases the values.
 Source: SGLang, arXiv 2312.07104, section 5, for the idea.
 """
 

@@ -65,7 +65,7 @@ class Answer:
 
     @property
     def ended(self) -> bool:
-        """Whether the model ended by itself, where no stop string was sent."""
+        """True if the model ended by itself, provided that no stop string was sent."""
         return self.finish_reason != "length"
 
 

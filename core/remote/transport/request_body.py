@@ -27,7 +27,7 @@ _NEUTRAL = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Neutral values of parameters; only others are sent. Parameters that OpenAI's API lacks have vLLM's names."""
+"""Neutral values of parameters; other values are sent. Parameters that OpenAI's API lacks have vLLM's names."""
 
 _FIELDS: Mapping[str, Mapping[ConstraintField, Callable[[Any], dict[str, Any]]]] = {
     "regex": {
@@ -105,7 +105,7 @@ def request_body(
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     for name in capabilities.omit:
-        if name != "temperature" or sampling.temperature == 1:  # others change the answer: a refusal may be final
+        if name != "temperature" or sampling.temperature == 1:  # other values change the answer
             body.pop(name, None)
     return (CHAT if chat else COMPLETIONS), body | dict(config.extra_body or {}) | dict(query.extra)
 
