@@ -179,7 +179,7 @@ def _cpu(row: dict[str, Any]) -> float:
 
 
 def figure(found: dict[str, Any], path: Path) -> None:
-    """One group of bars per workload: CPU time of each variant over that with everything."""
+    """Draw one group of bars per workload: CPU time of each variant over the complete runtime's."""
     import matplotlib
 
     matplotlib.use("Agg")

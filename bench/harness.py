@@ -88,7 +88,7 @@ class Timing:
 
 
 def timed(function: Callable[[], Any], name: str | None = None) -> float:
-    """Seconds that one call takes; with a `name`, stderr shows them as they come."""
+    """Return the seconds of one call; with a `name`, stderr shows them."""
     started = time.perf_counter()
     function()
     seconds = time.perf_counter() - started

@@ -103,7 +103,7 @@ def write_openvino(model: Path, precision: Precision) -> Path:
 
 
 def _interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of each head in the order of llama.cpp's rotation, whose pairs are neighbours rather than halves."""
+    """Reorder the rows of each head for llama.cpp's rotation, whose pairs are neighbours rather than halves."""
     rows, depth = weight.shape
     return weight.view(num_heads, 2, rows // num_heads // 2, depth).transpose(1, 2).reshape(rows, depth)
 

@@ -71,7 +71,7 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
         return held[key]
 
     def decode(ctx: Any, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Rows are (id, position, sequence, whether its token is wanted)."""
+        """Run one batch; rows are (id, position, sequence, whether its logits are needed)."""
         chosen: list[int] = []
         for first in range(0, len(rows), 2048):
             part = rows[first : first + 2048]

@@ -38,7 +38,7 @@ def run(options: Options) -> Sequence[Row]:
 def rates_of(
     engines: Engines, batch: int, num_new: int, repeats: int, *, prompt: int = PROMPT
 ) -> dict[str, list[float]]:
-    """Tokens a second of each engine, round by round; the first token's time is taken off.
+    """Return tokens a second of each engine, round by round, without the first token's time.
 
     prompt  tokens of each prompt
     """

@@ -28,7 +28,7 @@ def run(options: Options) -> Sequence[Row]:
 
 
 def rates_of(engines: Engines, length: int, repeats: int) -> dict[str, list[float]]:
-    """Tokens of a prompt a second of each engine, round by round."""
+    """Return prompt tokens a second of each engine, round by round."""
     rates: dict[str, list[float]] = {name: [] for name in engines.workers}
     for repeat in range(-1, repeats):  # one round that is not counted
         prompts = [random_ids(length, seed=repeat + 2)]

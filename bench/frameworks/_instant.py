@@ -63,7 +63,7 @@ class InstantPlugin:
 
 @contextmanager
 def instant_runtime(model: str = "sprout") -> Iterator[Runtime]:
-    """A runtime with the tokenizer and context of `model` that answers at once."""
+    """Build a runtime with the tokenizer and context of `model` that answers at once."""
     registry = manager.load()
     registry.add("bench-instant", InstantPlugin())
     try:

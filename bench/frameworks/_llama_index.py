@@ -21,7 +21,7 @@ CASE = "llama_index"
 
 @contextmanager
 def both(options: Options) -> Iterator[tuple[Runtime, GraftLLM, HuggingFaceLLM]]:
-    """A loaded runtime, GraftLLM on it and HuggingFaceLLM; both answer with the same number of tokens."""
+    """Return a loaded runtime, GraftLLM on it and HuggingFaceLLM; both answer with equally many tokens."""
     max_tokens = options.choose(16, 48)
     with same_weights(options) as (runtime, model, tokenizer):
         settings = {"context_window": runtime.max_model_len, "is_chat_model": False}

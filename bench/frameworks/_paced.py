@@ -129,7 +129,7 @@ class PacedPlugin:
 
 @contextmanager
 def paced_runtime(model: str = "sprout", rng: np.random.Generator | None = None) -> Iterator[tuple[Runtime, Clock]]:
-    """A runtime with the tokenizer of `model` whose steps take a GPU's time, and the clock that says how long.
+    """Return a runtime with the tokenizer of `model` whose steps take a GPU's time, and its clock.
 
     rng  picks the tokens of rows under a grammar among those that it allows
     """

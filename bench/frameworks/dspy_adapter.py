@@ -91,7 +91,7 @@ class _Instant:
 
 
 def scaffold_row(options: Options, runtime: Runtime) -> Row:
-    """Replies of a hot model that parse."""
+    """Return the row of a hot model's replies that parse."""
     number = options.choose(24, 200)
     lm = GraftLM(runtime=runtime, cache=False, temperature=2.0, max_tokens=120)
     before = runtime.stats().requests

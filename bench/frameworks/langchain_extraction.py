@@ -124,7 +124,7 @@ def extraction(
 
 
 def passages(count: int) -> list[Passage]:
-    """Passages about one person each, who appears in no other, and what they say."""
+    """Return passages about one distinct person each, with their facts."""
     rng = random.Random(5)
     attributes = [a for key in FIELDS for a in BY_KIND["person"] if a.key == key]
     found: list[Passage] = []

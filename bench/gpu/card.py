@@ -38,7 +38,7 @@ class Reading(NamedTuple):
 
 
 def nvml_reader() -> Callable[[], Reading]:
-    """Reads the card that is torch's current one. Raises where there is none, or no package nvidia-ml-py."""
+    """Return a reader of torch's current card; raise without a card or the package nvidia-ml-py."""
     nvml: Any = importlib.import_module("pynvml")
     handle: Any = torch.cuda._get_pynvml_handler()  # which card it is depends on CUDA_VISIBLE_DEVICES
 

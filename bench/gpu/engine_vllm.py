@@ -56,7 +56,7 @@ class VLLM:
         self.llm.reset_prefix_cache()
 
     def close(self) -> None:
-        """Its process ends with this one."""
+        """Do nothing: the engine's process ends with this one."""
 
 
 def start(folder: str | None) -> VLLM:

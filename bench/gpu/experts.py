@@ -121,7 +121,7 @@ def seconds(run: Callable[[], object], copies: int, budget: float = 0.012) -> fl
 
 
 def num_bytes(layers: Layers, role: Role, rows: int) -> float:
-    """Weights that a step reads, on average."""
+    """Return the mean bytes of weights that a step reads."""
     shape = layers.shape
     hit = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** rows)
     return hit * shape.inner * shape.hidden * 2 * (2 if role == "gate_up" else 1)
@@ -171,7 +171,7 @@ def sweep(layers: Layers, rows: int, role: Role) -> list[dict[str, Any]]:
 
 
 def library(layers: Layers, role: Role, rows: int) -> tuple[float, float]:
-    """Seconds of torch's grouped product over sorted tokens, and of one dense product of as many operations."""
+    """Return the seconds of torch's grouped matmul over sorted tokens, and of an equally large dense matmul."""
     shape = layers.shape
     weight = layers.gate_up if role == "gate_up" else layers.down
     experts, _ = layers.routing(rows)
@@ -186,7 +186,7 @@ def library(layers: Layers, role: Role, rows: int) -> tuple[float, float]:
 
 
 def chain(layers: Layers, rows: int, gate_up: Tile, down: Tile) -> dict[str, float]:
-    """Seconds of a whole mixture with its router, and of its small kernels."""
+    """Return the seconds of a whole mixture with its router, and of its small kernels."""
     shape = layers.shape
     x, residual = layers.tokens(rows), layers.tokens(rows)
     norm = torch.ones(shape.hidden, device="cuda", dtype=torch.bfloat16)

@@ -97,7 +97,7 @@ def _interpreted(model: Any) -> Row:
 
 
 def _kernels(model: Any) -> Iterator[str]:
-    """Kernels of linear layers that the model's fused layers use beside torch's."""
+    """Return the kernels of linear layers that the model's fused layers use, except torch's."""
     found = (getattr(vars(m).get("forward"), "kernels", ()) for m in model.modules())
     yield from {kind for kinds in found for kind_set in kinds for kind in kind_set}
 

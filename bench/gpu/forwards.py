@@ -108,7 +108,7 @@ def every(tree: dict[str, Any], step: Step, key: str) -> list[float]:
 
 
 def rows(steps: Sequence[Step], trees: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """Cells of the table, medians over runs. A ratio says how many times as fast a tree is as the last one."""
+    """Return the cells of the table, medians over runs. A ratio is a tree's speed relative to the last one."""
     for step in steps:
         baseline = every(trees[-1], step, "ms")
         for tree in trees:

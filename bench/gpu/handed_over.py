@@ -155,7 +155,7 @@ class Writer:
 
 
 def chats(runtime: Any, work: Work, turns: int) -> Answers:
-    """Conversations as messages, all of them handed over at each turn."""
+    """Return conversations as messages, all of which are submitted at each turn."""
 
     def answer() -> list[str]:
         held: list[list[dict[str, str]]] = [[{"role": "system", "content": work.system}] for _ in work.questions]

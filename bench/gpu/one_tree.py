@@ -46,7 +46,7 @@ class Step:
 
     @classmethod
     def of(cls, name: str, context: int, num_tokens: int) -> Step:
-        """`16`: decode of 16 rows, `context` tokens with the new one; `p16`: prefill of `num_tokens` in 16 rows."""
+        """Read `16`, a decode of 16 rows with `context` tokens, or `p16`, a prefill of `num_tokens` in 16 rows."""
         digits = name.removeprefix("p")
         rows = int(digits) if digits.isdecimal() else 0
         if not 1 <= rows <= num_tokens:
@@ -102,7 +102,7 @@ def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
 
 
 def _first_of(name: str, *modules: str) -> Any:
-    """`name` from the first of `modules` that this tree has: an older tree has it under an older name."""
+    """Return `name` from the first of `modules` that this tree has: older trees use older module names."""
     for module in modules[:-1]:
         with suppress(ModuleNotFoundError, AttributeError):
             return getattr(import_module(module), name)
@@ -199,7 +199,7 @@ def replayed(runner: Any, plan: Any) -> tuple[Callable[[], object], Any, int]:
 
 
 def measure(runner: Any, plan: Any, steady: Callable[[Callable[[], object]], dict[str, float]]) -> dict[str, Any]:
-    """Figures of one step, and what tells its logits from another tree's ("sample", "best").
+    """Return the figures of one step, with logits to compare with another tree's ("sample", "best").
 
     num_graphs  that were timed; 0 where the forward was, kernel by kernel
     to_eager    relative distance of the logits from those of the step without graphs; None where there are no graphs

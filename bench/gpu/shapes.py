@@ -119,7 +119,7 @@ class Measured:
         return max(rows // self.divisor, min(rows, 2))
 
     def decode(self, rows: int, context: int) -> float:
-        """Milliseconds of a decode step: an answer of NEW + 1 tokens less one of 1 token, both of cached prompts."""
+        """Return milliseconds of a decode step: an answer of NEW + 1 tokens less one of 1, both of cached prompts."""
         rows, context = self.rows(rows), max(context // self.divisor, 8)
         rng = np.random.default_rng(rows)
         prompts = [self.ids(rng, context) for _ in range(rows)]
@@ -136,7 +136,7 @@ class Measured:
         return time.perf_counter() - began
 
     def sampled(self, seed: int) -> float:
-        """Tokens a second of 64 answers of 128 tokens to prompts of 512, at temperature 0.8 and top_p 0.95."""
+        """Return tokens a second of 64 answers of 128 tokens to prompts of 512, at temperature 0.8, top_p 0.95."""
         rng = np.random.default_rng(seed)
         count, length, new = (max(n // self.divisor, 2) for n in (64, 512, 128))
         prompts = [self.ids(rng, length) for _ in range(count)]
@@ -149,7 +149,7 @@ class Measured:
         return count * new / (time.perf_counter() - began)
 
     def mixed(self, seed: int) -> float:
-        """Requests a second: prompts lognormal(6.2, 0.9) in 32..6,000, answers lognormal(4.3, 0.8) in 4..400."""
+        """Return requests a second: prompts lognormal(6.2, 0.9) in 32..6,000, answers lognormal(4.3, 0.8) in 4..400."""
         rng = np.random.default_rng(seed)
         count = max(256 // self.divisor, 4)
         lengths = np.clip(rng.lognormal(6.2, 0.9, count), 32, 6000).astype(int) // self.divisor + 1
@@ -162,7 +162,7 @@ class Measured:
         return count / (time.perf_counter() - began)
 
     def profile(self, rows: int, context: int, top: int = 15) -> list[tuple[str, float, float]]:
-        """(kernel, microseconds of a decode step, launches of a step), the longest first, behind the whole step."""
+        """Return (kernel, microseconds of a decode step, launches): the whole step, then the longest first."""
         from torch.profiler import ProfilerActivity, profile
 
         rng = np.random.default_rng(rows)
@@ -192,7 +192,7 @@ class Measured:
 
 
 def sizes(text: str) -> tuple[tuple[int, int], ...]:
-    """Rows and context of each decode measurement, from ROWSxCONTEXT,..."""
+    """Read rows and context of each decode measurement, from ROWSxCONTEXT,..."""
     found = [tuple(map(int, part.split("x"))) for part in text.split(",")]
     return tuple((rows, context) for rows, context in found)
 

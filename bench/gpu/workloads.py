@@ -131,7 +131,7 @@ class Draw:
 def timed(
     engine: Engine, prompts: Sequence[Ids], max_tokens: int, schema: dict[str, Any] | None = None
 ) -> tuple[float, list[Answer]]:
-    """Seconds, and the answers."""
+    """Return the seconds and the answers."""
     started = time.perf_counter()
     answers = engine.generate(prompts, max_tokens, schema)
     return time.perf_counter() - started, answers
@@ -151,7 +151,7 @@ def fastest(one_round: Callable[[Engine, Sizes, int], Figures], engine: Engine, 
 
 
 def decode(engine: Engine, sizes: Sizes, batch: int) -> Figures:
-    """`ms_per_step` is decode alone: the time of the same shape with one new token is taken off."""
+    """Measure decoding; `ms_per_step` excludes the time of the same shape with one new token."""
 
     def one_round(engine: Engine, sizes: Sizes, index: int) -> Figures:
         draw = Draw(100 + 10 * batch + index, sizes)
@@ -219,7 +219,7 @@ def chat(engine: Engine, sizes: Sizes, index: int) -> Figures:
 
 
 def structured(engine: Engine, sizes: Sizes) -> Figures:
-    """`free_tokens_per_s` is without the schema. The grammar was compiled while the engine warmed up.
+    """Measure answers under a schema; `free_tokens_per_s` is without it. The grammar is compiled during warm-up.
 
     Texts differ in length, so the fastest round is the one that wrote the most tokens a second.
     """

@@ -160,7 +160,7 @@ def _graftlm(schema: Any, documents: dict[str, dict[str, Any]], *, strict: bool 
 
 
 def _compile_times(found: Sequence[Group], compile_schema: Callable[[Any], suite.Accepts]) -> list[float]:
-    """Seconds to the first mask of each schema that an engine takes, or to its refusal, sorted.
+    """Return the seconds to the first mask of each schema, or to its refusal, sorted.
 
     No instance is read in between: masks that threads compute ahead for one would be counted for the next schema.
     """

@@ -15,7 +15,7 @@ from graftlm import Grammar, JsonSchema, Vocabulary
 
 
 def cpu_times(compile_one: Callable[[Any], object], schemas: Sequence[Any], repeats: int) -> np.ndarray:
-    """Milliseconds of this process for each schema: the median of `repeats` runs after one that is not counted."""
+    """Return CPU milliseconds for each schema: the median of `repeats` runs after an uncounted one."""
     times = np.zeros((repeats + 1, len(schemas)))
     for i in range(repeats + 1):
         for j, schema in enumerate(schemas):

@@ -74,7 +74,7 @@ def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _measure(model: str, prepared: str, caches: Path) -> dict[str, float]:
-    """Seconds of one process whose caches on disk are in `caches`: load, a free token, a constrained one."""
+    """Return the seconds of a process with its disk caches in `caches`: load, a free token, a constrained one."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "GRAFTLM_CACHE_DIR": str(caches / "graftlm"),

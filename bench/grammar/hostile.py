@@ -25,7 +25,7 @@ Make = Callable[[], Any]
 
 
 def _doubled(depth: int) -> Any:
-    """Definitions that each name the next one twice: 2 ** depth values in all."""
+    """Build definitions that each reference the next one twice: 2 ** depth values in all."""
     definitions: dict[str, Any] = {
         f"d{i}": {
             "type": "object",
@@ -46,13 +46,13 @@ def _nested(depth: int, keyword: str) -> Any:
 
 
 def _chain(length: int, *, closed: bool) -> Any:
-    """References that lead on and on, and back to the first if `closed`."""
+    """Build a chain of references, which leads back to the first if `closed`."""
     definitions = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
     return {"$defs": {**definitions, f"d{length}": {"$ref": "#/$defs/d0"} if closed else {}}, "$ref": "#/$defs/d0"}
 
 
 def _overlapping(count: int, keyword: str) -> Any:
-    """Objects that may be several of the alternatives at once."""
+    """Build objects that may match several alternatives at once."""
     return {
         keyword: [
             {"properties": {f"p{i}": {"type": "integer"}, f"p{(i * 7 + 1) % count}": {"type": "string"}}}

@@ -97,7 +97,7 @@ def llguidance(schema: Any) -> Accepts:
 
 
 def instance(value: Any) -> bytes:
-    """`value` as the compact JSON that engines are asked about."""
+    """Return `value` as compact JSON, the form that engines check."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 

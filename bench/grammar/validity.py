@@ -89,7 +89,7 @@ def _exact(text: str) -> Decimal | float:
 
 
 def closed(schema: Any) -> Any:
-    """`schema` with the objects closed that strict mode closes; allOf has to be closed as a whole."""
+    """Return `schema` with the objects closed that strict mode closes; allOf must be closed as a whole."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):

@@ -44,7 +44,7 @@ async def main(wait_s: float) -> None:
 
 @contextmanager
 def instant_server(wait_s: float = 0.0) -> Iterator[str]:
-    """The URL of such a server; it ends with the block."""
+    """Run such a server during the block; yield its URL."""
     command = [sys.executable, "-m", "bench.remote._instant", str(wait_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -129,7 +129,7 @@ def _cpu_s() -> float:
 
 
 def _most_in_flight(num: int) -> Row:
-    """Calls that are under way at once; each takes the server eight seconds."""
+    """Return the number of calls in flight, each of which takes the server eight seconds."""
     with (
         Server(writes("x"), cached=False, seconds_per_call=8.0) as server,
         gl.Runtime("m", base_url=server.url, max_in_flight=num) as rt,

@@ -31,7 +31,7 @@ Ask = Callable[[list[list[int]]], list[Completion]]
 
 
 def tree(ask: Ask, width: int) -> None:
-    """Questions under one common block, each branching three levels deep, all branches going on."""
+    """Build questions under one common block, each branching three levels deep; all branches continue."""
     common = random_ids(256, seed=1)
     frontier = [common + random_ids(96, seed=10 + i) for i in range(width)]
     for level in range(3):
@@ -41,7 +41,7 @@ def tree(ask: Ask, width: int) -> None:
 
 
 def chat(ask: Ask, width: int) -> None:
-    """Conversations of four turns under one system prompt; a turn goes on from the answer before it."""
+    """Build conversations of four turns under one system prompt; a turn continues the previous answer."""
     system = random_ids(128, seed=2)
     histories = [system for _ in range(width * 3)]
     for turn in range(4):
@@ -50,7 +50,7 @@ def chat(ask: Ask, width: int) -> None:
 
 
 def few_shot(ask: Ask, width: int) -> None:
-    """Questions behind a few different sets of examples, mixed."""
+    """Build questions behind a few different sets of examples, mixed."""
     shots = [random_ids(400, seed=7000 + i) for i in range(4)]
     ask([shots[i % 4] + random_ids(30, seed=8000 + i) for i in range(width * 8)])
 

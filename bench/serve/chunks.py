@@ -60,7 +60,7 @@ def _row(what: str, samples: list[float], unit: str, floor: float) -> Row:
 
 @contextmanager
 def serving(runtime: gl.Runtime) -> Iterator[tuple[int, int]]:
-    """A server in this process, on a thread of its own. -> its port, and the thread's id"""
+    """Run a server in this process on its own thread; yield its port and the thread's id."""
     listener = listen("127.0.0.1", 0)
     process = Process(Server(runtime, ServerSettings(port=0)), listener)
     thread = threading.Thread(target=process.run, name="bench server")
@@ -98,7 +98,7 @@ def _over_http(port: int, loop_thread: int, path: str, num_tokens: int) -> tuple
 
 
 def ask(port: int, path: str, body: str) -> None:
-    """The clients: prints the chunks that came and the seconds from the first request to the last chunk."""
+    """Run the clients; print the received chunks and the seconds from the first request to the last chunk."""
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
 
     async def client() -> int:

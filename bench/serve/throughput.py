@@ -81,7 +81,7 @@ async def _in_process(runtime: gl.Runtime, texts: list[str]) -> None:
 
 
 async def _over_http(served: Served, texts: list[str]) -> int:
-    """Chunks that came."""
+    """Return the number of received chunks."""
     host, port = served.url.removeprefix("http://").rsplit(":", 1)
     waiting, num_chunks = iter(texts), 0
 

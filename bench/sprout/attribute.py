@@ -95,10 +95,10 @@ COMMON_ASK = (
 
 
 def between(low: int, high: int) -> Callable[[Names], int]:
-    """Draws an integer from `low` to `high`, both included."""
+    """Return a function that draws an integer from `low` to `high`, both included."""
     return lambda names: names.rng.randint(low, high)
 
 
 def some_person(names: Names) -> str:
-    """Draws the name of somebody else."""
+    """Draw the name of another person."""
     return names.person()

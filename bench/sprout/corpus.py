@@ -38,7 +38,7 @@ class Block:
     starts: NDArray[np.int32]
 
     def padded_starts(self) -> NDArray[np.int32]:
-        """Offsets of length MAX_DOCUMENTS + 1; documents past the last are empty."""
+        """Return offsets of length MAX_DOCUMENTS + 1; documents past the last are empty."""
         padded = np.full(MAX_DOCUMENTS + 1, len(self.tokens), np.int32)
         padded[: len(self.starts)] = self.starts
         return padded

@@ -146,7 +146,7 @@ def plain(
 
 
 def _joined(parts: Sequence[tuple[str, bool]]) -> list[Segment]:
-    """Parts as segments, neighbours of the same sort joined, empty ones dropped."""
+    """Return parts as segments; join neighbours of the same sort, drop empty ones."""
     segments: list[Segment] = []
     for text, learned in parts:
         if not text:

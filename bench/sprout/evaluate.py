@@ -135,7 +135,7 @@ def score(
 
 
 def load(folder: Path, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
-    """(model, tokenizer) by plain transformers."""
+    """Return (model, tokenizer), loaded by plain transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")

@@ -107,7 +107,7 @@ def documents(seed: str, split: Split, wires: Wires, far: float = 0.0) -> Iterat
 
 
 def cases(family: str, count: int, wires: Wires, *, split: Split = "test", seed: int = 0) -> list[Document]:
-    """`count` cases of one family, drawn from the tasks that make it up in the mixture's proportions."""
+    """Return `count` cases of one family, drawn from its tasks in the mixture's proportions."""
     rng = random.Random(f"{split} {family} {seed}")
     make = Maker(rng, split, wires)
     sources = [(task, weight) for task, weight in MIXTURE if family in families_of(task, wires)]

@@ -84,7 +84,7 @@ _RECALL_OPENINGS = (
 
 
 def turns(make: Maker, world: World, count: int) -> tuple[list[Message], str, str]:
-    """`count` - 1 further questions with their answers, then one whose answer is returned."""
+    """Return messages of `count` questions, all but the last answered; the last answer; and its detail."""
     messages: list[Message] = []
     for _ in range(count - 1):
         question, answer, _, _ = make.question(world)

@@ -82,7 +82,7 @@ class FastEncoder:
         return ids
 
     def document(self, document: Document, weight: int, rest: int) -> tuple[list[int], list[int]]:
-        """Ids of the whole text and one weight per id: `weight` where the model writes, else `rest`.
+        """Return the ids of the whole text and one weight per id: `weight` where the model writes, else `rest`.
 
         Segments are encoded one by one: a segment boundary is always a token boundary.
         """
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
 
 
 def segment_ids(tokenizer: Any, document: Document) -> list[tuple[Sequence[int], bool]]:
-    """(ids, learned) of each segment."""
+    """Return (ids, learned) of each segment."""
     return [(tokenizer.encode(s.text, add_special_tokens=False).ids, s.learned) for s in document.segments]
 
 

@@ -275,7 +275,7 @@ class Log:
 
 
 def load_weights(network: Network, folder: Path) -> None:
-    """The weights of a model folder that an earlier run wrote."""
+    """Load the weights of a model folder that an earlier run wrote."""
     from safetensors.torch import load_file
 
     stored = load_file(folder / "model.safetensors")

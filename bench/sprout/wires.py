@@ -102,7 +102,7 @@ def _combinations(rng: random.Random) -> list[tuple[str, ...]]:
 
 
 def dspy_templates(combinations: Iterable[tuple[str, ...]]) -> dict[str, dict[str, str]]:
-    """Signatures with these output types, one to three inputs, described or not, through both adapters."""
+    """Format signatures with these output types and one to three inputs, described or not, by both adapters."""
     import dspy
 
     adapters = {"chat": dspy.ChatAdapter(), "json": dspy.JSONAdapter()}

@@ -69,7 +69,7 @@ def run(options: Options) -> Sequence[Row]:
 
 
 def _measure(model: str, caches: Path) -> dict[str, float]:
-    """Seconds of one process to its first token and to its end, and of the imports alone just before; CPU seconds."""
+    """Return the seconds of one process to its first token and to its end, of the imports alone, and CPU seconds."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRAFTLM_CACHE_DIR": str(caches)}
     started, started_cpu = time.time(), _cpu_s()
     _output([IMPORTS], environment)

@@ -40,7 +40,7 @@ def count(full: int, least: int = 2) -> int:
 
 
 def worlds(seed: int, number: int, *, num_entities: int = 4, **options: Any) -> list[World]:
-    """Worlds of several people, in plain ASCII."""
+    """Build worlds of several people, in plain ASCII."""
     rng = random.Random(seed)
     found: list[World] = []
     while len(found) < number:

@@ -39,7 +39,7 @@ def run_native(llm, inputs):
 
 
 def run_langchain(llm, inputs):
-    """One turn of all sessions is one batch; an answer ends where the model ends it."""
+    """Run one turn of all sessions as one batch; the model ends its answers."""
     chats = [[] for _ in inputs]
     for number in range(max(len(one["turns"]) for one in inputs)):
         chats = [[*chat, ("human", one["turns"][number])] for chat, one in zip(chats, inputs)]
@@ -48,5 +48,5 @@ def run_langchain(llm, inputs):
 
 
 def right(item, answer):
-    """A long answer goes on after the right one."""
+    """Return True if an answer is right; a long answer continues after it."""
     return all(said.strip().startswith(true) for said, true in zip(answer, item["answer"]))

@@ -20,7 +20,7 @@ def _objects(seed, number, **options):
 
 
 def inputs():
-    """Characters: texts about one person. Documents: texts about five."""
+    """Build characters (texts about one person) or documents (texts about five)."""
     several = _objects(80, world.count(12), num_entities=1, num_facts=5)
     several += _objects(81, world.count(12), num_entities=5)
     random.Random(8).shuffle(several)

@@ -10,7 +10,7 @@ max_tokens = 48
 
 
 def _library():
-    """Sentences about each person of some worlds, one passage a person."""
+    """Build one passage per person of some worlds."""
     return [(made, " ".join(made.passage(plain=True).about(entity))) for made in world.worlds(100, 12)
             for entity in made.entities]  # fmt: skip
 

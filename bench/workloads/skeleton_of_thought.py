@@ -34,7 +34,7 @@ max_tokens = 24
 
 
 def inputs():
-    """Texts about five people each."""
+    """Build texts about five people each."""
     random.seed(6)
     found = []
     for made in world.worlds(60, world.count(6), num_entities=5):

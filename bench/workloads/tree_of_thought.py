@@ -54,7 +54,7 @@ def run_native(llm, inputs):
 
 
 def run_langchain(llm, inputs):
-    """One level is one batch."""
+    """Run each level as one batch."""
     answers = []
     for one in inputs:
         chats = [[("human", one["text"])]]

@@ -118,7 +118,7 @@ class Chat:
         return text
 
     def gap(self) -> str:
-        """White space between the generation prompt and a given answer; a generated answer has its own."""
+        """Return the white space between the generation prompt and a given answer; a generated answer has its own."""
         gap, self._gap = self._gap, ""
         return gap
 

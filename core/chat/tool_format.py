@@ -71,7 +71,7 @@ class ToolFormat:
     def prepare(
         self, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """Messages and tools in the form that the chat template renders.
+        """Convert messages and tools to the form that the chat template renders.
 
         Parts that it does not render (the list of tools, earlier calls, their results) are written into the messages.
         """
