@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face decoder: device, dtype, reading, and files that need not stay mapped."""
+"""The weights of a Hugging Face decoder: device, dtype, quantization, reading, and files to unmap."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,15 +66,56 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Li
     return dtype
 
 
+def _bitsandbytes(bits: int) -> Any:
+    options = {"load_in_8bit": True} if bits == 8 else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    return _transformers("BitsAndBytesConfig")(**options, bnb_4bit_compute_dtype=torch.bfloat16)
+
+
+def _torchao(name: str) -> Any:
+    quantization = import_module("torchao.quantization")
+    return _transformers("TorchAoConfig")(quant_type=getattr(quantization, name)())
+
+
+def _transformers(name: str) -> Any:
+    return getattr(import_module("transformers"), name)
+
+
+_QUANTIZATIONS: dict[str, Callable[[], Any]] = {
+    "bnb-8bit": lambda: _bitsandbytes(8),
+    "bnb-4bit": lambda: _bitsandbytes(4),
+    "torchao-int8": lambda: _torchao("Int8WeightOnlyConfig"),
+    "torchao-int4": lambda: _torchao("Int4WeightOnlyConfig"),
+    "torchao-fp8": lambda: _torchao("Float8WeightOnlyConfig"),
+    "hqq-8bit": lambda: _transformers("HqqConfig")(nbits=8, group_size=64),
+    "hqq-4bit": lambda: _transformers("HqqConfig")(nbits=4, group_size=64),
+    "quanto-int8": lambda: _transformers("QuantoConfig")(weights="int8"),
+    "quanto-int4": lambda: _transformers("QuantoConfig")(weights="int4"),
+    "fp8": lambda: _transformers("FineGrainedFP8Config")(),
+}
+"""Option `quantization` -> the constructor of transformers' configuration."""
+
+
+def _quantization_config(name: str) -> Any:
+    """Return the transformers quantization configuration of `name`.
+
+    Quantized checkpoints need none: their files have a configuration.
+    Raises ConfigError for an unknown name, ModelError if the quantizer's package is missing.
+    """
+    if name not in _QUANTIZATIONS:
+        raise ConfigError(f"quantization is {name!r}; use one of {', '.join(sorted(_QUANTIZATIONS))}")
+    try:
+        return _QUANTIZATIONS[name]()
+    except ImportError as error:
+        raise ModelError(f"quantization {name!r} needs a package that is not installed: {error}") from error
+
+
 def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.Module:
     """Read the weights of a folder or Hugging Face id. Raises ModelError if they cannot be read or are incomplete."""
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
     if config.quantization is not None:
-        from graftlm.core.model.quantization import quantization_config
-
-        options["quantization_config"] = quantization_config(config.quantization)
+        options["quantization_config"] = _quantization_config(config.quantization)
     may_not_fit = device.type == "cuda" or may_be_too_large(source, device)
     if config.quantization is None and may_not_fit and (described := _described(source, config, device)) is not None:
         check_weights_fit(source, described, device)
