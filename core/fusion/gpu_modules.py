@@ -261,7 +261,7 @@ def _fuse_head(model: nn.Module, work: _Work) -> None:
 
     probe = _probe(weight)
     if work.linear is not None and chosen.kinds:
-        setattr(head, "forward", forward)  # noqa: B010, compared by the plan; undone with what is there
+        setattr(head, "forward", forward)  # noqa: B010, compared by the plan; restored by `undo`
         work.fusions.num_compact += chosen.reads(Bits12Weight)
     elif work.linear is None and work.agree(head(probe[:, :1]), forward(probe[:, :1])):
         replaced = _replace_forward(head, forward, probe, work)

@@ -140,7 +140,7 @@ def sources(package: str = "") -> str:
 def processor() -> tuple[str, frozenset[str]]:
     """LLVM's name of the processor that loops are compiled for, and its features.
 
-    It is this machine's, unless numba is told of another one by NUMBA_CPU_NAME and NUMBA_CPU_FEATURES.
+    The default is this machine; NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another processor.
     """
     name, chosen = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if name is not None and chosen is not None:

@@ -55,7 +55,7 @@ class SpinControl:
             self._end()
 
     def _times(self) -> tuple[int, int] | None:
-        """How long this thread ran and how long it waited for a core, in nanoseconds; None if nobody knows."""
+        """Return the nanoseconds that this thread ran and waited for a core; None if unsupported."""
         thread = threading.get_native_id()
         try:
             if thread != self._thread:

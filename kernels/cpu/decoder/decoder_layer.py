@@ -286,7 +286,7 @@ class BlockLayer(NamedTuple):
         return num_rows <= MAX_BLOCKED_ROWS and is_fast
 
     def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
-        """As DecodeLayer.before, but in new memory."""
+        """Run `DecodeLayer.before` with newly allocated results."""
         layers, place = self.decode.layers, self.decode.place
         w = self.decode.weights
         qkv = torch.empty(x.shape[0], w.num_qkv_heads * w.head_dim, dtype=x.dtype)
@@ -300,7 +300,7 @@ class BlockLayer(NamedTuple):
         return w.heads(qkv)
 
     def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
-        """As DecodeLayer.after."""
+        """Run `DecodeLayer.after`."""
         for here in self._blocks(x.shape[0]):
             self.decode.after(x[here], attended[here], alone=False)
 
@@ -329,7 +329,7 @@ class PrefillLayer:
         self.loops = loops
 
     def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
-        """As DecodeLayer.before, but in new memory."""
+        """Run `DecodeLayer.before` with newly allocated results."""
         w, num_rows = self.weights, x.shape[0]
         normed = _padded_rows(num_rows, w.hidden_size, x)
         self.loops.norm(x, None, w.before_attention, normed)
@@ -339,7 +339,7 @@ class PrefillLayer:
         return q, k, v
 
     def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
-        """As DecodeLayer.after."""
+        """Run `DecodeLayer.after`."""
         w, num_rows = self.weights, x.shape[0]
         inputs = _padded_rows(num_rows, attended[0].numel(), x)
         inputs[:num_rows].copy_(attended.flatten(1))

@@ -48,7 +48,7 @@ class DotLayer:
         return layers.dtype is torch.bfloat16 and is_whole and is_fast
 
     def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
-        """As DecodeLayer.before, but in new memory."""
+        """Run `DecodeLayer.before` with newly allocated results."""
         w = self.weights
         normed = torch.empty_like(x)
         self.loops.norm(x, None, w.before_attention, normed)
@@ -59,7 +59,7 @@ class DotLayer:
         return q, k, v
 
     def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
-        """As DecodeLayer.after."""
+        """Run `DecodeLayer.after`."""
         w = self.weights
         self._multiply(OUT_PRODUCT, attended.flatten(1), x)
         normed = torch.empty_like(x)
