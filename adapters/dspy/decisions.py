@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dspy.adapters.decision import evidence_type
 from graftlm.adapters.dspy.pieces import joined, literal, lower_schema
 from graftlm.core.config import SamplingParams
-from graftlm.core.grammar import ast
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Request, Usage
@@ -89,7 +89,7 @@ def measure(
                 _decide(runtime, reply, decision)
             continue
         for language in joined(piece for piece in group if isinstance(piece, Lowered)):
-            if isinstance(language.node, ast.Literal):
+            if isinstance(language.node, nodes.Literal):
                 _append(runtime, reply, language.node.data.decode())
             else:
                 _generate(runtime, reply, language, sampling)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from graftlm.core.grammar import ast
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.lowering import Lowered, lower_schema as lower
 from graftlm.core.grammar.spec import Composite, JsonSchema, Options
 
@@ -14,7 +14,7 @@ _OPTIONS = Options(on_unsupported="warn", bounded_numbers=True)
 
 
 def literal(text: str) -> Lowered:
-    return Lowered(ast.literal(text), {})
+    return Lowered(nodes.literal(text), {})
 
 
 def lower_schema(schema: Mapping[str, Any]) -> Lowered:
@@ -27,7 +27,7 @@ def joined(pieces: Iterable[Lowered]) -> list[Composite]:
     links: list[Composite] = []
     for regular, group in groupby(pieces, lambda piece: not piece.rules):
         if regular:
-            links.append(Composite(ast.concat(*(piece.node for piece in group))))
+            links.append(Composite(nodes.concat(*(piece.node for piece in group))))
         else:
             links += [Composite(piece.node, tuple(piece.rules.items())) for piece in group]
     return links

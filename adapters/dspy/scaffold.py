@@ -23,7 +23,7 @@ import dspy
 from graftlm.adapters.dspy.decisions import Decision, decision_form
 from graftlm.adapters.dspy.pieces import joined, literal, lower_schema
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.pydantic_schema import INTEGER, NUMBER, schema_of
 from graftlm.core.grammar.regex import parser
 from graftlm.core.grammar.schema.lowering import Lowered
@@ -61,7 +61,7 @@ class Field:
             case "regex":
                 return Lowered(parser.parse(self.value), {})
             case "choices":
-                return Lowered(ast.alternation(*(ast.literal(option) for option in self.value)), {})
+                return Lowered(nodes.alternation(*(nodes.literal(option) for option in self.value)), {})
             case "decision":
                 form, labels = self.value
                 return Decision(self.name, tuple(labels), form)
@@ -133,7 +133,7 @@ def _separate(pieces: list[Lowered | Decision], fields: tuple[Field, ...]) -> li
     return [*links, *joined(run)]
 
 
-def text_value(max_chars: int | None = None) -> ast.Node:
+def text_value(max_chars: int | None = None) -> nodes.Node:
     """Return the language of texts without "[[ ##", the beginning of a header.
 
     The parser of a reply would cut a value at a header, and the automaton needs the end of the value. With
@@ -141,17 +141,17 @@ def text_value(max_chars: int | None = None) -> ast.Node:
     """
     # The automaton that searches for "[[ ##", as an expression. Behind one bracket, `again` leads through more of the
     # header to one bracket again, and `leave` to a character that the header does not go on with.
-    brackets = ast.plus(ast.literal("["))
-    space = ast.concat(brackets, ast.literal(" "))
-    again = ast.concat(space, ast.optional(ast.literal("#")), ast.literal("["))
-    leave = ast.alternation(
-        ast.not_chars("["),
-        ast.concat(brackets, ast.not_chars("[ ")),
-        ast.concat(space, ast.not_chars("#[")),
-        ast.concat(space, ast.literal("#"), ast.not_chars("#[")),
+    brackets = nodes.plus(nodes.literal("["))
+    space = nodes.concat(brackets, nodes.literal(" "))
+    again = nodes.concat(space, nodes.optional(nodes.literal("#")), nodes.literal("["))
+    leave = nodes.alternation(
+        nodes.not_chars("["),
+        nodes.concat(brackets, nodes.not_chars("[ ")),
+        nodes.concat(space, nodes.not_chars("#[")),
+        nodes.concat(space, nodes.literal("#"), nodes.not_chars("#[")),
     )
-    step = ast.alternation(ast.not_chars("["), ast.concat(ast.literal("["), ast.star(again), leave))
-    return ast.repeat(step, 0, max_chars)
+    step = nodes.alternation(nodes.not_chars("["), nodes.concat(nodes.literal("["), nodes.star(again), leave))
+    return nodes.repeat(step, 0, max_chars)
 
 
 def _field(name: str, info: FieldInfo, calls: dict[str, Any] | None) -> Field:

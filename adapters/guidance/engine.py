@@ -32,9 +32,9 @@ from graftlm.adapters.guidance.streaming import cancelled_with_reader
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.errors import GrammarError, RequestTooLong
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.cache import compile_cached
 from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Completion, Request, TokenLogprob
 from graftlm.core.runtime import Runtime
@@ -250,7 +250,7 @@ class GraftEngine(Engine):
         except GrammarError:
             return None
 
-    def _automaton(self, node: ast.Node) -> FsmGrammar:
+    def _automaton(self, node: nodes.Node) -> FsmGrammar:
         grammar = compile_cached(Composite(node), vocabulary_of(self.runtime.tokenizer)).compiled
         if not isinstance(grammar, FsmGrammar):
             raise GrammarError("the language is not regular")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex import parser
 from graftlm.core.grammar.schema.algebra.text_language import lengths
 from guidance._ast import (
@@ -51,14 +51,14 @@ class Free:
 
     stop: str | None
     max_tokens: int | None
-    rest: ast.Node | None
+    rest: nodes.Node | None
 
 
 @dataclass(frozen=True, eq=False)
 class Regular:
     """A grammar as one regular language, generated at one temperature; `pattern` extracts its captures."""
 
-    node: ast.Node
+    node: nodes.Node
     pattern: re.Pattern[str]
     captures: tuple[Capture, ...]
     temperature: float
@@ -83,12 +83,12 @@ def leading_text(node: GrammarNode) -> tuple[str, GrammarNode]:
     """Return the literals at the beginning of a join, and the remaining node."""
     if not isinstance(node, JoinNode):
         return "", node
-    nodes = list(_flat(node))
+    parts = list(_flat(node))
     text = ""
-    while len(nodes) > 1 and isinstance(first := nodes[0], LiteralNode):
+    while len(parts) > 1 and isinstance(first := parts[0], LiteralNode):
         text += first.value
-        del nodes[0]
-    return (text, nodes[0] if len(nodes) == 1 else JoinNode(tuple(nodes))) if text else ("", node)
+        del parts[0]
+    return (text, parts[0] if len(parts) == 1 else JoinNode(tuple(parts))) if text else ("", node)
 
 
 @lru_cache(maxsize=2048)
@@ -121,7 +121,7 @@ class _Lowering:
         if not self._temperatures or len(self._temperatures) > 1:
             raise _NotRegular  # text alone needs no engine; several temperatures need llguidance
         pattern = "".join(text for _, text in parts)
-        language = ast.concat(*(part for part, _ in parts))
+        language = nodes.concat(*(part for part, _ in parts))
         free = None
         if begins is not None:
             rule, text = begins
@@ -141,10 +141,10 @@ class _Lowering:
         self._captures.append(Capture(rule.capture, "free", rule.list_append))
         return rule, "(?P<free>.*?)"
 
-    def _part(self, node: GrammarNode) -> tuple[ast.Node, str]:
+    def _part(self, node: GrammarNode) -> tuple[nodes.Node, str]:
         """Return a piece of the sequence as a language and as the text of a pattern."""
         if isinstance(node, LiteralNode):
-            return ast.literal(node.value), re.escape(node.value)
+            return nodes.literal(node.value), re.escape(node.value)
         temperature, capture, value = 0.0, None, node
         if isinstance(node, RuleNode):
             _check_rule(node)
@@ -169,18 +169,18 @@ def _stop_text(stop: GrammarNode) -> str:
     return stop.value
 
 
-def _behind_free_text(stop: str | None, pieces: list[GrammarNode], parts: list[tuple[ast.Node, str]]) -> ast.Node:
+def _behind_free_text(stop: str | None, pieces: list[GrammarNode], parts: list[tuple[nodes.Node, str]]) -> nodes.Node:
     """Return the language of free text followed by the other pieces."""
     if stop is None:
         if pieces:
             raise _NotRegular  # free text without a stop could extend into the next piece
-        return ast.star(ast.ANY_CHAR)
-    text, first = ast.star(ast.not_chars(stop)), pieces[0] if pieces else None
+        return nodes.star(nodes.ANY_CHAR)
+    text, first = nodes.star(nodes.not_chars(stop)), pieces[0] if pieces else None
     if first is None:
-        return ast.concat(text, ast.literal(stop))
+        return nodes.concat(text, nodes.literal(stop))
     if not isinstance(first, LiteralNode) or not first.value.startswith(stop):
         raise _NotRegular
-    return ast.concat(text, *(part for part, _ in parts))
+    return nodes.concat(text, *(part for part, _ in parts))
 
 
 def _flat(node: GrammarNode) -> Iterator[GrammarNode]:
@@ -197,91 +197,91 @@ def _check_rule(rule: RuleNode) -> None:
         raise _NotRegular
 
 
-def _language(node: GrammarNode) -> ast.Node:
+def _language(node: GrammarNode) -> nodes.Node:
     match node:
         case LiteralNode(value):
             if len(value) > MAX_LITERAL_CHARS:
                 raise _NotRegular
-            return ast.literal(value)
+            return nodes.literal(value)
         case RegexNode(str(pattern)):
             return parser.parse(pattern)
         case SelectNode(alternatives):
-            return ast.alternation(*map(_language, alternatives))
-        case JoinNode(nodes):
-            inner = [_language(one) for one in nodes if not one.is_null]
+            return nodes.alternation(*map(_language, alternatives))
+        case JoinNode(parts):
+            inner = [_language(one) for one in parts if not one.is_null]
             if not all(_apart(a, b) for a, b in zip(inner, inner[1:], strict=False)):
                 raise _NotRegular
-            return ast.concat(*inner)
+            return nodes.concat(*inner)
         case RepeatNode(inner, minimum, maximum):
             item = _language(inner)
             if not _fixed(item):
                 raise _NotRegular
-            return ast.repeat(item, minimum, maximum)
+            return nodes.repeat(item, minimum, maximum)
         case RuleNode(value=value, capture=None, temperature=None):
             _check_rule(node)
             return _language(value)
     raise _NotRegular
 
 
-def _apart(before: ast.Node, after: ast.Node) -> bool:
+def _apart(before: nodes.Node, after: nodes.Node) -> bool:
     """Return True if no text of `before` can be extended by a first character of `after`."""
-    return _fixed(before) or not ast.intersect(_alphabet(before), _first(after))
+    return _fixed(before) or not nodes.intersect(_alphabet(before), _first(after))
 
 
-def _fixed(node: ast.Node) -> bool:
+def _fixed(node: nodes.Node) -> bool:
     """Return True if all texts of `node` have the same length, so that none is a proper prefix of another."""
     low, high = lengths(node)
     return low == high
 
 
-def _alphabet(node: ast.Node) -> tuple[ast.Range, ...]:
+def _alphabet(node: nodes.Node) -> tuple[nodes.Range, ...]:
     """Return all characters in the texts of `node`."""
     match node:
-        case ast.Empty():
+        case nodes.Empty():
             return ()
-        case ast.Literal(data):
-            return ast.normalise((ord(c), ord(c)) for c in data.decode())
-        case ast.CharSet(ranges):
+        case nodes.Literal(data):
+            return nodes.normalise((ord(c), ord(c)) for c in data.decode())
+        case nodes.CharSet(ranges):
             return ranges
-        case ast.Concat(items) | ast.Alternation(items):
-            return ast.normalise(one for item in items for one in _alphabet(item))
-        case ast.Repeat(item):
+        case nodes.Concat(items) | nodes.Alternation(items):
+            return nodes.normalise(one for item in items for one in _alphabet(item))
+        case nodes.Repeat(item):
             return _alphabet(item)
     raise _NotRegular
 
 
-def _first(node: ast.Node) -> tuple[ast.Range, ...]:
+def _first(node: nodes.Node) -> tuple[nodes.Range, ...]:
     """Return the first characters of the texts of `node`. A nullable node is not supported."""
-    if ast.nullable(node):
+    if nodes.nullable(node):
         raise _NotRegular
     match node:
-        case ast.Literal(data):
+        case nodes.Literal(data):
             first = ord(data.decode()[0])
             return ((first, first),)
-        case ast.CharSet(ranges):
+        case nodes.CharSet(ranges):
             return ranges
-        case ast.Concat(items):
+        case nodes.Concat(items):
             return _first(items[0])
-        case ast.Alternation(items):
-            return ast.normalise(one for item in items for one in _first(item))
-        case ast.Repeat(item):
+        case nodes.Alternation(items):
+            return nodes.normalise(one for item in items for one in _first(item))
+        case nodes.Repeat(item):
             return _first(item)
     raise _NotRegular
 
 
-def _pattern(node: ast.Node) -> str:
+def _pattern(node: nodes.Node) -> str:
     """Return `node` in the syntax of `re`."""
     match node:
-        case ast.Empty():
+        case nodes.Empty():
             return ""
-        case ast.Literal(data):
+        case nodes.Literal(data):
             return re.escape(data.decode())
-        case ast.CharSet(ranges):
+        case nodes.CharSet(ranges):
             return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges) + "]"
-        case ast.Concat(items):
+        case nodes.Concat(items):
             return "".join(map(_pattern, items))
-        case ast.Alternation(items):
+        case nodes.Alternation(items):
             return "(?:" + "|".join(map(_pattern, items)) + ")"
-        case ast.Repeat(item, minimum, maximum):
+        case nodes.Repeat(item, minimum, maximum):
             return f"(?:{_pattern(item)}){{{minimum},{'' if maximum is None else maximum}}}"
     raise _NotRegular

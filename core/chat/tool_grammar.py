@@ -13,7 +13,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import parse_answer
 from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
-from graftlm.core.grammar import ast
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.spec import Composite, Issue, JsonSchema, OnUnsupported, Options, Whitespace
 
 _MEMBERS = frozenset(
@@ -125,13 +125,13 @@ def _constraint(
     text = _text(form) if answer is None else language.json(answer, single_spaces=False)
     if choice.mode == "none":
         return language.spec(text)
-    call = ast.alternation(*(language.call(tool) for tool in choice.tools))
-    calls = ast.separated(call, ast.literal(form.separator), 1, None if choice.parallel else 1)
+    call = nodes.alternation(*(language.call(tool) for tool in choice.tools))
+    calls = nodes.separated(call, nodes.literal(form.separator), 1, None if choice.parallel else 1)
     if choice.mode == "required":
         return language.spec(calls)
     if answer is None and form.marker:
-        return language.spec(ast.concat(text, ast.optional(calls)))
-    return language.spec(ast.alternation(text, calls))
+        return language.spec(nodes.concat(text, nodes.optional(calls)))
+    return language.spec(nodes.alternation(text, calls))
 
 
 class _Language:
@@ -141,16 +141,16 @@ class _Language:
         self._bounded_numbers = bounded_numbers
         self._form = form
         self._on_unsupported = on_unsupported
-        self._rules: dict[str, ast.Node] = {}
+        self._rules: dict[str, nodes.Node] = {}
         self._schemas: dict[str | None, JsonSchema] = {}
         self._unkept: dict[JsonSchema, tuple[Issue, ...]] = {}
 
-    def call(self, tool: Tool) -> ast.Node:
+    def call(self, tool: Tool) -> nodes.Node:
         form = self._form
         arguments = self.json(_arguments(tool), tool.name, single_spaces=form.single_spaces)
-        return ast.concat(ast.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, ast.literal(form.end))
+        return nodes.concat(nodes.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, nodes.literal(form.end))
 
-    def json(self, schema: JsonSchema, name: str | None = None, *, single_spaces: bool) -> ast.Node:
+    def json(self, schema: JsonSchema, name: str | None = None, *, single_spaces: bool) -> nodes.Node:
         """Return the node of the arguments of the tool `name`, or of an answer if `name` is None."""
         from graftlm.core.grammar.schema.lowering import lower_schema
 
@@ -168,7 +168,7 @@ class _Language:
         self._rules.update(lowered.rules)
         return lowered.node
 
-    def spec(self, node: ast.Node) -> Composite:
+    def spec(self, node: nodes.Node) -> Composite:
         check = partial(_complaint, self._form, self._schemas, self._unkept) if self._unkept else None
         return Composite(node, tuple(self._rules.items()), check)
 
@@ -201,9 +201,9 @@ def _complaint(
     return None
 
 
-def _text(form: ToolFormat) -> ast.Node:
+def _text(form: ToolFormat) -> nodes.Node:
     """Return the node of free text that contains no prefix of a call."""
-    anything = ast.star(ast.ANY_CHAR)
+    anything = nodes.star(nodes.ANY_CHAR)
     if form.marker:
-        return ast.Difference(anything, ast.concat(anything, ast.literal(form.marker), anything))
-    return ast.Difference(anything, ast.concat(ast.literal(form.begin.strip()[:1]), anything))
+        return nodes.Difference(anything, nodes.concat(anything, nodes.literal(form.marker), anything))
+    return nodes.Difference(anything, nodes.concat(nodes.literal(form.begin.strip()[:1]), anything))

@@ -13,7 +13,6 @@ import numpy as np
 
 from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import EmptyLanguage
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
@@ -21,6 +20,7 @@ from graftlm.core.grammar.engines.automaton import AutomatonMatcher
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.matcher import Matcher
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lark, Limits, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -201,8 +201,8 @@ def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options
 class Language:
     """What a constraint allows, in nodes that every engine can write in its own notation."""
 
-    node: ast.Node
-    rules: dict[str, ast.Node] = field(default_factory=dict)
+    node: nodes.Node
+    rules: dict[str, nodes.Node] = field(default_factory=dict)
     issues: tuple[Issue, ...] = ()
     annotations: tuple[Issue, ...] = ()
 
@@ -284,7 +284,7 @@ def language_of(
 
             return Language(parser.parse(pattern, max_depth=options.limits.depth))
         case Choices(options=choices):
-            return Language(ast.alternation(*map(ast.literal, choices)))
+            return Language(nodes.alternation(*map(nodes.literal, choices)))
         case JsonSchema():
             from graftlm.core.grammar.schema.lowering import lower_read, lower_schema
 

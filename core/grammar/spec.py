@@ -12,7 +12,7 @@ from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.collector import paused
 
 if TYPE_CHECKING:
-    from graftlm.core.grammar.ast import Node
+    from graftlm.core.grammar.nodes.nodes import Node
 
 Whitespace = Literal["compact", "single", "flexible"]
 OnUnsupported = Literal["error", "warn", "check"]
@@ -137,7 +137,7 @@ class Lark:
 
 @dataclass(frozen=True)
 class Composite:
-    """A language put together from the nodes of `graftlm.core.grammar.ast`, with the rules that its Rule nodes name.
+    """A language of nodes (`graftlm.core.grammar.nodes.nodes`), with the rules that its Rule nodes name.
 
     check  says what is wrong with a finished text that the language allows, None if nothing is; for requests with
            `on_unsupported="check"`.

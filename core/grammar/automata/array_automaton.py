@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from graftlm.core.grammar.ast import Automaton
 from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.nodes.nodes import Automaton
 
 Rows = tuple[tuple[tuple[int, int, int], ...], ...]
 

@@ -9,8 +9,8 @@ from itertools import groupby
 
 import numpy as np
 
-from graftlm.core.grammar.ast import MAX_CODE_POINT, Range, complement, intersect, normalise
 from graftlm.core.grammar.automata import properties
+from graftlm.core.grammar.nodes.nodes import MAX_CODE_POINT, Range, complement, intersect, normalise
 
 PORTABLE_BREAKS: tuple[Range, ...] = ((10, 10), (13, 13), (0x2028, 0x2029))
 """What the dot leaves out in one dialect or another."""

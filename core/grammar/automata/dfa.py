@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import determinize, state_sets
 from graftlm.core.grammar.automata.distances import Ways, measure
 from graftlm.core.grammar.automata.jit import Int32Array
@@ -17,6 +16,7 @@ from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.state_table import LONGEST_RUN, StateTable
 from graftlm.core.grammar.budget import check, limited
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.spec import Limits
 
 if TYPE_CHECKING:

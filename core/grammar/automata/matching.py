@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node
 
 
 def matches(node: Node, text: str) -> bool:
@@ -17,39 +17,39 @@ def matches(node: Node, text: str) -> bool:
 def _ends(node: Node, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
     """The ends, in characters of `text`, of all texts of `node` that begin at one of `starts`."""
     match node:
-        case ast.Literal(data):
+        case nodes.Literal(data):
             word = data.decode()
             return {start + len(word) for start in starts if text.startswith(word, start)}
-        case ast.CharSet(ranges):
+        case nodes.CharSet(ranges):
             codes = [(start, ord(text[start])) for start in starts if start < len(text)]
             return {start + 1 for start, code in codes if any(low <= code <= high for low, high in ranges)}
-        case ast.Concat(items):
+        case nodes.Concat(items):
             for item in items:
                 starts = _ends(item, text, starts)
                 if not starts:
                     break
             return starts
-        case ast.Alternation(items):
+        case nodes.Alternation(items):
             return frozenset().union(*(_ends(item, text, starts) for item in items))
-        case ast.Repeat():
+        case nodes.Repeat():
             return _repeated(node, text, starts)
-        case ast.Graph():
+        case nodes.Graph():
             return _walked(node, text, starts)
-        case ast.Intersection(items):
+        case nodes.Intersection(items):
             each = [[_ends(item, text, {start}) for item in items] for start in starts]
             return frozenset().union(*(frozenset(found[0]).intersection(*found[1:]) for found in each))
-        case ast.Difference(item, minus):
+        case nodes.Difference(item, minus):
             return frozenset().union(*(_ends(item, text, {start}) - _ends(minus, text, {start}) for start in starts))
-        case ast.Automaton():
+        case nodes.Automaton():
             table, rest = product.table(node), [(start, end) for start in starts for end in range(start, len(text) + 1)]
             return {end for start, end in rest if table.accepts(text[start:end].encode())}
-        case ast.Empty():
+        case nodes.Empty():
             return starts
         case _:
             raise AssertionError(node)
 
 
-def _repeated(node: ast.Repeat, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
+def _repeated(node: nodes.Repeat, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
     for _ in range(node.min):
         before, starts = starts, _ends(node.item, text, starts)
         if starts == before or not starts:
@@ -63,7 +63,7 @@ def _repeated(node: ast.Repeat, text: str, starts: AbstractSet[int]) -> Abstract
     return found
 
 
-def _walked(node: ast.Graph, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
+def _walked(node: nodes.Graph, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
     reached: list[set[int]] = [set() for _ in node.rows]
     work: list[tuple[int, AbstractSet[int]]] = [(0, starts)]
     while work:

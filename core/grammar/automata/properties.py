@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from graftlm.core.grammar.ast import MAX_CODE_POINT, Range, normalise
+from graftlm.core.grammar.nodes.nodes import MAX_CODE_POINT, Range, normalise
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(?:=[A-Za-z][A-Za-z0-9_ ]*)?", re.ASCII)
 _OF_ASCII = frozenset(("alnum", "blank", "cntrl", "digit", "graph", "print", "punct", "xdigit"))

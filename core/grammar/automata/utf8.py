@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from graftlm.core.grammar.ast import Range
+from graftlm.core.grammar.nodes.nodes import Range
 
 ByteRange = tuple[int, int]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.endings import shortest_ending
 from graftlm.core.grammar.automata.products.product import without_products
@@ -13,6 +12,7 @@ from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMa
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.spelling import Spelling, is_complete
 from graftlm.core.grammar.masks.walks.trie_walk import first_continued
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node
 
 MAX_STATES = 1_000
 """States of a graph or an automaton: each is a rule inside the rule before it, and llguidance's stack is limited."""
@@ -70,55 +70,55 @@ class _LarkWriter:
 
     def _choice(self, node: Node) -> str:
         """Return `node` as the body of a rule."""
-        if type(node) is ast.Rule:
+        if type(node) is nodes.Rule:
             return self._word(node.name)
         if self._is_regular(node):
             return self._terminal(node)
         match node:
-            case ast.Concat(items):
+            case nodes.Concat(items):
                 return self._sequence(items)
-            case ast.Alternation(items):
+            case nodes.Alternation(items):
                 regular = [item for item in items if self._is_regular(item)]
-                ways = [ast.alternation(*regular)] if regular else []
+                ways = [nodes.alternation(*regular)] if regular else []
                 return " | ".join(map(self._choice, [*ways, *(item for item in items if item not in regular)]))
-            case ast.Repeat(item, low, high):
+            case nodes.Repeat(item, low, high):
                 return f"({self._choice(item)}){_quantifier(low, high)}"
-            case ast.Graph(rows, accepting):
+            case nodes.Graph(rows, accepting):
                 return self._states(node, rows, accepting)
-            case ast.Automaton(rows, accepting):
+            case nodes.Automaton(rows, accepting):
                 if any(high > 0x7F for row in rows for _, high, _ in row):
                     raise GrammarError(
                         "a combination of patterns beyond ASCII inside a constraint that contains itself cannot be "
                         "kept; use one pattern instead of several"
                     )
-                edges = [[(ast.CharSet(((low, high),)), target) for low, high, target in row] for row in rows]
+                edges = [[(nodes.CharSet(((low, high),)), target) for low, high, target in row] for row in rows]
                 return self._states(node, edges, accepting)
             case _:
-                assert isinstance(node, ast.Intersection | ast.Difference)
+                assert isinstance(node, nodes.Intersection | nodes.Difference)
                 return self._choice(product(node))
 
     def _sequence(self, items: Sequence[Node]) -> str:
         runs = list[Node]()  # neighbours that are regular are one terminal
         for item in items:
             if runs and self._is_regular(item) and self._is_regular(runs[-1]):
-                runs[-1] = ast.concat(runs[-1], item)
+                runs[-1] = nodes.concat(runs[-1], item)
             else:
                 runs.append(item)
         for i, (run, after) in enumerate(zip(runs, runs[1:], strict=False)):
             # a terminal takes all it can: it is also written joined with an option that follows it
             ways: tuple[Node, ...] = ()
-            if isinstance(after, ast.Alternation):
+            if isinstance(after, nodes.Alternation):
                 ways = after.items
-            elif isinstance(after, ast.Repeat) and (after.min, after.max) == (0, 1):
-                ways = (ast.EMPTY, after.item)
+            elif isinstance(after, nodes.Repeat) and (after.min, after.max) == (0, 1):
+                ways = (nodes.EMPTY, after.item)
             if ways and self._is_regular(run):
-                return " | ".join([self._choice(ast.concat(*runs[:i], run, way, *runs[i + 2 :])) for way in ways])
+                return " | ".join([self._choice(nodes.concat(*runs[:i], run, way, *runs[i + 2 :])) for way in ways])
         return " ".join(map(self._atom, runs))
 
     def _atom(self, node: Node) -> str:
         """Return `node` beside others."""
         text = self._choice(node)
-        return text if text.isalnum() or type(node) is ast.Literal else f"({text})"
+        return text if text.isalnum() or type(node) is nodes.Literal else f"({text})"
 
     def _word(self, name: str) -> str:
         word = self._words.get(name)
@@ -151,14 +151,14 @@ class _LarkWriter:
             self._graphs[id(node)] = node, f"s{first}"
             for state, row in enumerate(rows, first):
                 ways = [
-                    f"s{first + to}" if item == ast.EMPTY else f"{self._atom(item)} s{first + to}" for item, to in row
+                    f"s{first + to}" if item == nodes.EMPTY else f"{self._atom(item)} s{first + to}" for item, to in row
                 ]
                 self._add(f"s{state}", " | ".join([*ways, '""'] if state - first in accepting else ways))
         return self._graphs[id(node)][1]
 
     def _terminal(self, node: Node) -> str:
         """Return the terminal of a regular node, optional if it matches the empty string, which no terminal may."""
-        if isinstance(node, ast.Empty):
+        if isinstance(node, nodes.Empty):
             return '""'
         node = self._without_states(node)
         word = self._terminals.get(node)
@@ -168,39 +168,39 @@ class _LarkWriter:
                     f"the constraint has more than {MAX_TERMINALS:,} different names and values between brackets and "
                     "commas; split it, or describe them by a pattern or by bounds"
                 )
-            if isinstance(node, ast.Literal):
+            if isinstance(node, nodes.Literal):
                 word = self._terminals[node] = json.dumps(_decoded(node.data))
                 return word
             word = self._terminals[node] = f"T{len(self._terminals)}"
-            some = " & /(?s:.+)/" if ast.nullable(node) else ""
+            some = " & /(?s:.+)/" if nodes.nullable(node) else ""
             self._add(word, f"({self._expression(node)}){some}" if some else self._expression(node))
-        return f"({word})?" if ast.nullable(node) else word
+        return f"({word})?" if nodes.nullable(node) else word
 
     def _expression(self, node: Node) -> str:
         """Return a regular node as the definition of a terminal: a regex, or regexes joined by `&` and `~`."""
         if not _has_products(node):
             return f"/{_regex(node) or '(?:)'}/"  # two slashes begin a comment
         match node:
-            case ast.Intersection(items):
+            case nodes.Intersection(items):
                 return " & ".join([f"({self._expression(item)})" for item in items])
-            case ast.Difference(item, minus):
+            case nodes.Difference(item, minus):
                 return f"({self._expression(item)}) & ~({self._expression(minus)})"
-            case ast.Concat(items):
+            case nodes.Concat(items):
                 return " ".join([f"({self._expression(item)})" for item in items])
-            case ast.Alternation(items):
+            case nodes.Alternation(items):
                 return " | ".join([f"({self._expression(item)})" for item in items])
-            case ast.Repeat(item, low, high):
+            case nodes.Repeat(item, low, high):
                 return f"({self._expression(item)}){_quantifier(low, high)}"
         raise AssertionError(node)
 
     def _is_regular(self, node: Node) -> bool:
         """Return True if a terminal can hold `node`; a graph or an automaton only if its regex is short."""
-        if isinstance(node, ast.Rule):
+        if isinstance(node, nodes.Rule):
             return False
         found = self._regular.get(id(node))
         if found is None:
-            regular = all(map(self._is_regular, ast.children(node)))
-            if regular and isinstance(node, ast.Graph | ast.Automaton):
+            regular = all(map(self._is_regular, nodes.children(node)))
+            if regular and isinstance(node, nodes.Graph | nodes.Automaton):
                 regex = _short_regex(node)
                 regular = regex is not None
                 if regex is not None:
@@ -211,29 +211,29 @@ class _LarkWriter:
     def _without_states(self, node: Node) -> Node:
         """Return a regular node with regexes in place of its graphs and automata."""
         regex = self._regexes.get(id(node))
-        return ast.map_children(self._without_states, node if regex is None else regex)
+        return nodes.map_children(self._without_states, node if regex is None else regex)
 
 
 def _has_products(node: Node) -> bool:
-    return isinstance(node, ast.Intersection | ast.Difference) or any(map(_has_products, ast.children(node)))
+    return isinstance(node, nodes.Intersection | nodes.Difference) or any(map(_has_products, nodes.children(node)))
 
 
 def _regex(node: Node) -> str:
     match node:
-        case ast.Literal(data):
+        case nodes.Literal(data):
             return "".join([char if char in _PLAIN else _escaped(ord(char)) for char in _decoded(data)])
-        case ast.Empty():
+        case nodes.Empty():
             return ""
-        case ast.CharSet(ranges):
+        case nodes.CharSet(ranges):
             # UTF-8 has no surrogates
-            kept = ast.intersect(ranges, ast.complement(((0xD800, 0xDFFF),)))
+            kept = nodes.intersect(ranges, nodes.complement(((0xD800, 0xDFFF),)))
             return f"[{''.join([f'{_escaped(low)}-{_escaped(high)}' for low, high in kept])}]" if kept else _NOTHING
-        case ast.Concat(items):
+        case nodes.Concat(items):
             return "".join(map(_regex, items))
-        case ast.Alternation(items):
+        case nodes.Alternation(items):
             check()
             return f"(?:{'|'.join(map(_regex, items))})" if items else _NOTHING
-        case ast.Repeat(item, low, high):
+        case nodes.Repeat(item, low, high):
             return f"(?:{_regex(item)}){_quantifier(low, high)}"
     raise AssertionError(node)
 
@@ -260,7 +260,7 @@ def _quantifier(low: int, high: int | None) -> str:
     return short or f"{{{low},{'' if high is None else high}}}"
 
 
-def _short_regex(node: ast.Graph | ast.Automaton) -> Node | None:
+def _short_regex(node: nodes.Graph | nodes.Automaton) -> Node | None:
     """Return a node without states for `node`, by eliminating them; None if it grows large or needs single bytes."""
     num = len(node.rows)
     if num > _MAX_REGEX:
@@ -270,41 +270,43 @@ def _short_regex(node: ast.Graph | ast.Automaton) -> Node | None:
     def add(source: int, target: int, item: Node, size: int) -> bool:
         known = edges[source].get(target)
         if known is not None:
-            empty = ast.EMPTY in (known[0], item)
-            item = ast.optional(ast.concat(known[0], item)) if empty else ast.alternation(known[0], item)
+            empty = nodes.EMPTY in (known[0], item)
+            item = nodes.optional(nodes.concat(known[0], item)) if empty else nodes.alternation(known[0], item)
             size += known[1]
         edges[source][target] = item, size
         return size <= _MAX_REGEX
 
-    add(num, 0, ast.EMPTY, 0)
+    add(num, 0, nodes.EMPTY, 0)
     for state, row in enumerate(node.rows):
         if state in node.accepting:
-            add(state, num + 1, ast.EMPTY, 0)
+            add(state, num + 1, nodes.EMPTY, 0)
         for edge in row:
             if len(edge) == 3:
                 if edge[1] > 0x7F:
                     return None
-                add(state, edge[2], ast.CharSet((edge[:2],)), 1)
+                add(state, edge[2], nodes.CharSet((edge[:2],)), 1)
             elif not add(state, edge[1], edge[0], _num_nodes(edge[0])):
                 return None
     left = set(range(num))
     while left:
         state = min(left, key=lambda s: len(edges[s]) * sum(s in row for row in edges))
         left.remove(state)
-        loop, loop_size = edges[state].pop(state, (ast.NOTHING, 0))
+        loop, loop_size = edges[state].pop(state, (nodes.NOTHING, 0))
         for source, row in enumerate(edges):
             if source == state or state not in row:
                 continue
             before, size = row.pop(state)
             for target, (after, after_size) in edges[state].items():
-                if not add(source, target, ast.concat(before, ast.star(loop), after), size + loop_size + after_size):
+                if not add(
+                    source, target, nodes.concat(before, nodes.star(loop), after), size + loop_size + after_size
+                ):
                     return None
         edges[state].clear()
-    return edges[num].get(num + 1, (ast.NOTHING, 0))[0]
+    return edges[num].get(num + 1, (nodes.NOTHING, 0))[0]
 
 
 def _num_nodes(node: Node) -> int:
-    return 1 + sum(map(_num_nodes, ast.children(node)))
+    return 1 + sum(map(_num_nodes, nodes.children(node)))
 
 
 class _Shortest:
@@ -335,9 +337,9 @@ class _Shortest:
             )
 
     def _of(self, node: Node) -> int:
-        if isinstance(node, ast.Literal):
+        if isinstance(node, nodes.Literal):
             return len(node.data)
-        if isinstance(node, ast.Rule):
+        if isinstance(node, nodes.Rule):
             return self._of_rule.get(node.name, 0)
         found = self._known.get(id(node))
         if found is None:
@@ -346,21 +348,21 @@ class _Shortest:
 
     def _composed(self, node: Node) -> int:
         match node:
-            case ast.Concat(items):
+            case nodes.Concat(items):
                 return sum(map(self._of, items))
-            case ast.Alternation(items):
+            case nodes.Alternation(items):
                 return min(map(self._of, items), default=_NO_END)
-            case ast.Repeat(item, low, _):
+            case nodes.Repeat(item, low, _):
                 return low * self._of(item)
-            case ast.Graph(rows, accepting):
+            case nodes.Graph(rows, accepting):
                 return _shortest_walk([[(self._of(item), to) for item, to in row] for row in rows], accepting)
-            case ast.Automaton(rows, accepting):
+            case nodes.Automaton(rows, accepting):
                 return _shortest_walk([[(1, to) for _, _, to in row] for row in rows], accepting)
-            case ast.Intersection(items):
+            case nodes.Intersection(items):
                 return max(map(self._of, items))
-            case ast.Difference(item):
+            case nodes.Difference(item):
                 return self._of(item)
-            case ast.CharSet():
+            case nodes.CharSet():
                 return 1
         return 0
 

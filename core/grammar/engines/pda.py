@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.automata.stack.dpda import Dpda
@@ -14,6 +13,7 @@ from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMa
 from graftlm.core.grammar.masks.spelling import is_complete
 from graftlm.core.grammar.masks.stack_masks import StackMasks
 from graftlm.core.grammar.masks.walks.stack_walk import first_continued
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 

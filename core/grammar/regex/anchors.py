@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import NoReturn
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import (
+from graftlm.core.grammar.automata import charsets
+from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.nodes.nodes import (
     ANY_CHAR,
     EMPTY,
     NOTHING,
@@ -36,8 +38,6 @@ from graftlm.core.grammar.ast import (
     repeat,
     star,
 )
-from graftlm.core.grammar.automata import charsets
-from graftlm.core.grammar.budget import check
 
 _LEAVES = frozenset({Literal, CharSet})
 """Nodes without children: most of a pattern."""

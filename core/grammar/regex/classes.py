@@ -6,7 +6,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from graftlm.core.grammar.ast import (
+from graftlm.core.grammar.automata import charsets
+from graftlm.core.grammar.nodes.nodes import (
     ANY_CHAR,
     MAX_CODE_POINT,
     NOTHING,
@@ -17,7 +18,6 @@ from graftlm.core.grammar.ast import (
     literal,
     normalise,
 )
-from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.regex.escapes import (
     CONTROLS,
     HEX_DIGITS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Range
+from graftlm.core.grammar.nodes.nodes import Range
 
 FLAGS = {"i": "ignore_case", "s": "dot_all", "m": "multiline", "x": "verbose", "a": "ascii_only"}
 

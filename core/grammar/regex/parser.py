@@ -17,7 +17,9 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from graftlm.core.grammar.ast import (
+from graftlm.core.grammar.automata import charsets
+from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.nodes.nodes import (
     ANY_CHAR,
     EMPTY,
     NOTHING,
@@ -31,8 +33,6 @@ from graftlm.core.grammar.ast import (
     optional,
     repeat,
 )
-from graftlm.core.grammar.automata import charsets
-from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.regex import anchors
 from graftlm.core.grammar.regex.classes import Characters
 from graftlm.core.grammar.regex.escapes import FLAGS, Flags, is_octal, surrogate_pair

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.automata.nfa.kept_blocks import share
 from graftlm.core.grammar.budget import check, limited
-from graftlm.core.grammar.node_sizes import NodeSizes
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import EMPTY, NOTHING, Node, Rule
+from graftlm.core.grammar.nodes.sizes import NodeSizes
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shapes import (
@@ -141,7 +141,7 @@ def any_value_rules(whitespace: Whitespace, bounded_numbers: bool, tokens: bool 
     name = f"{lowering.tokens.prefix} any value"
     lowering._nodes[ANYTHING] = Rule(name)
     shapes: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null(), Array(), Object())
-    lowering.tokens.rules[name] = ast.alternation(*map(lowering.value, shapes))
+    lowering.tokens.rules[name] = nodes.alternation(*map(lowering.value, shapes))
     for body in lowering.tokens.rules.values():
         share(body)
     return name, lowering.tokens.rules
@@ -232,7 +232,7 @@ class Lowering:
         is_recursive = self._open.pop(shape)
         is_named = isinstance(shape, self._named) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
         is_kept = is_named and self._context_free or self._size(node) > MAX_NODES
-        if is_recursive or (is_kept and not ast.is_nothing(node)):
+        if is_recursive or (is_kept and not nodes.is_nothing(node)):
             self._needs_rules()
             name = self._rule_name(shape)
             self.tokens.rules[name] = node
@@ -274,7 +274,7 @@ class Lowering:
             case Reference(target):
                 return self.value(self._reader.shape(target))
             case Union(alternatives):
-                return ast.alternation(*map(self.value, alternatives))
+                return nodes.alternation(*map(self.value, alternatives))
             case ExactlyOne():
                 return self.value(self.algebra.expanded(shape))
             case Implied(inner):
@@ -284,11 +284,13 @@ class Lowering:
             case Literals(texts):
                 scalars = [self.tokens.scalar_text(text) for text in texts if text[0] not in "[{"]
                 others = [self.tokens.literal(json.loads(text)) for text in texts if text[0] in "[{"]
-                return ast.alternation(*([self.tokens.token(ast.alternation(*scalars))] if scalars else []), *others)
+                return nodes.alternation(
+                    *([self.tokens.token(nodes.alternation(*scalars))] if scalars else []), *others
+                )
             case Null():
-                return self.tokens.token(ast.literal("null"))
+                return self.tokens.token(nodes.literal("null"))
             case Boolean():
-                return self.tokens.token(ast.alternation(ast.literal("true"), ast.literal("false")))
+                return self.tokens.token(nodes.alternation(nodes.literal("true"), nodes.literal("false")))
             case Number():
                 if self._bounded_numbers and not self.algebra.is_nothing(shape):
                     return self.tokens.token(numbers.readable(shape, context_free=self._context_free))
@@ -305,14 +307,14 @@ class Lowering:
         narrowed = {kind: self.algebra.narrow(shape, kind) for kind in KINDS}
         if all(part == ANYTHING for part in narrowed.values()):
             return self._any_value()
-        ways = [self.tokens.token(ast.literal(kind)) for kind in KINDS[:3] if narrowed[kind] == ANYTHING]
+        ways = [self.tokens.token(nodes.literal(kind)) for kind in KINDS[:3] if narrowed[kind] == ANYTHING]
         for kind in ("number", "string"):
             if narrowed[kind] != NO_SHAPE:
                 ways += map(self.value, self.algebra.pieces(shape, kind))
         for kind, lower in (("array", self._arrays), ("object", self._objects)):
             if narrowed[kind] != NO_SHAPE:
                 ways += map(lower, to_walk(self, narrowed[kind]))
-        return ast.alternation(*(way for way in ways if not ast.is_nothing(way)))
+        return nodes.alternation(*(way for way in ways if not nodes.is_nothing(way)))
 
     def _any_value(self) -> Node:
         self._needs_rules()
@@ -335,10 +337,10 @@ class Lowering:
         items = spelling.of(shape.items)
         if items is None:
             return self._array(shape)
-        numbers_of = [ast.Intersection((numbers.number(part), numbers.ONE_SPELLING)) for part in spelling.fractions]
+        numbers_of = [nodes.Intersection((numbers.number(part), numbers.ONE_SPELLING)) for part in spelling.fractions]
         if shape.min_items > 1 and not spelling.by_value:
             most = num_texts(
-                ast.alternation(Lowering(self._spec, self._options, self._reader).value(items), *numbers_of)
+                nodes.alternation(Lowering(self._spec, self._options, self._reader).value(items), *numbers_of)
             )
             if most < shape.min_items:
                 pointer = self.pointer(shape)
@@ -348,8 +350,8 @@ class Lowering:
                 )
                 self._reader.contradictions.append(Issue(f"{pointer}/minItems", "minItems", reason))
                 return NOTHING
-        item = ast.alternation(self.value(items), *map(self.tokens.token, numbers_of))
-        inside = ast.separated(item, self.tokens.comma, shape.min_items, shape.max_items)
+        item = nodes.alternation(self.value(items), *map(self.tokens.token, numbers_of))
+        inside = nodes.separated(item, self.tokens.comma, shape.min_items, shape.max_items)
         return self.tokens.bracketed("[", inside, "]")
 
     def _array(self, shape: Array) -> Node:
@@ -369,12 +371,12 @@ class Lowering:
             most = None if high is None else high - len(prefix)
             rest = self.value(shape.items)
             if not prefix:
-                return self.tokens.bracketed("[", ast.separated(rest, self.tokens.comma, low, high), "]")
-            tail = ast.repeat(ast.concat(self.tokens.comma, rest), max(low - len(prefix), 0), most)
+                return self.tokens.bracketed("[", nodes.separated(rest, self.tokens.comma, low, high), "]")
+            tail = nodes.repeat(nodes.concat(self.tokens.comma, rest), max(low - len(prefix), 0), most)
         for i in range(len(prefix) - 1, -1, -1):
-            tail = ast.concat(*([self.tokens.comma] if i else []), self.value(prefix[i]), tail)
+            tail = nodes.concat(*([self.tokens.comma] if i else []), self.value(prefix[i]), tail)
             if i >= low:
-                tail = ast.optional(tail)
+                tail = nodes.optional(tail)
         return self.tokens.bracketed("[", tail, "]")
 
     def _objects(self, parts: tuple[Shape, ...]) -> Node:

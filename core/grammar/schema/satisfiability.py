@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node
+from graftlm.core.grammar.nodes.sizes import survey
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Array, Object, Shape, both, item_at
 from graftlm.core.grammar.schema.reading.references import escape
-from graftlm.core.grammar.survey import survey
 
 Close = Callable[[tuple[Shape, ...]], tuple[Shape, ...]]
 
@@ -83,7 +83,7 @@ def unending(rules: dict[str, Node], ending: Iterable[str] = (), *, surveyed: bo
         found.open.clear()
 
 
-_COMPOSED = (ast.Concat, ast.Alternation, ast.Repeat, ast.Graph)
+_COMPOSED = (nodes.Concat, nodes.Alternation, nodes.Repeat, nodes.Graph)
 
 
 class _Endings:
@@ -96,7 +96,7 @@ class _Endings:
     def __init__(self, rules: dict[str, Node], ending: Iterable[str]) -> None:
         self._bodies = rules
         self._nodes: set[int] = set()
-        self.rules = {name for name, body in rules.items() if type(body) is ast.Literal}.union(ending)
+        self.rules = {name for name, body in rules.items() if type(body) is nodes.Literal}.union(ending)
         self.open: set[str] = set()
 
     def look(self) -> bool:
@@ -119,25 +119,25 @@ class _Endings:
         return name in self.rules
 
     def node(self, node: Node) -> bool:
-        if type(node) is ast.Rule:
+        if type(node) is nodes.Rule:
             return node.name in self.rules or self.rule(node.name)
         if isinstance(node, _COMPOSED):
             if id(node) not in self._nodes and self._composed(node):
                 self._nodes.add(id(node))
             return id(node) in self._nodes
-        if type(node) is ast.CharSet:
+        if type(node) is nodes.CharSet:
             return any(low < 0xD800 or high > 0xDFFF for low, high in node.ranges)
-        return not (isinstance(node, ast.Automaton) and node.is_nothing)
+        return not (isinstance(node, nodes.Automaton) and node.is_nothing)
 
-    def _composed(self, node: ast.Concat | ast.Alternation | ast.Repeat | ast.Graph) -> bool:
+    def _composed(self, node: nodes.Concat | nodes.Alternation | nodes.Repeat | nodes.Graph) -> bool:
         match node:
-            case ast.Concat(items):
+            case nodes.Concat(items):
                 return all(map(self.node, items))
-            case ast.Alternation(items):
+            case nodes.Alternation(items):
                 return any(map(self.node, items))
-            case ast.Repeat(item, least, _):
+            case nodes.Repeat(item, least, _):
                 return not least or self.node(item)
-            case ast.Graph(rows, accepting):
+            case nodes.Graph(rows, accepting):
                 reached, work = {0}, [0]
                 while work and accepting.isdisjoint(reached):
                     for item, target in rows[work.pop()]:
@@ -155,8 +155,8 @@ class WithoutRules:
         self._found: dict[int, tuple[Node, Node]] = {}  # by id, with the node so that the id stays its own
 
     def node(self, node: Node) -> Node:
-        if isinstance(node, ast.Rule):
-            return ast.NOTHING if node.name in self.names else node
+        if isinstance(node, nodes.Rule):
+            return nodes.NOTHING if node.name in self.names else node
         if not isinstance(node, _COMPOSED):
             return node
         if id(node) not in self._found:
@@ -164,13 +164,13 @@ class WithoutRules:
             self._found[id(node)] = node, self._composed(node)
         return self._found[id(node)][1]
 
-    def _composed(self, node: ast.Concat | ast.Alternation | ast.Repeat | ast.Graph) -> Node:
+    def _composed(self, node: nodes.Concat | nodes.Alternation | nodes.Repeat | nodes.Graph) -> Node:
         match node:
-            case ast.Concat(items):
-                return ast.concat(*map(self.node, items))
-            case ast.Alternation(items):
-                return ast.alternation(*(item for item in map(self.node, items) if not ast.is_nothing(item)))
-            case ast.Repeat(item, least, most):
-                return ast.repeat(self.node(item), least, most)
-            case ast.Graph(rows, accepting):
-                return ast.graph([[(self.node(item), to) for item, to in row] for row in rows], accepting)
+            case nodes.Concat(items):
+                return nodes.concat(*map(self.node, items))
+            case nodes.Alternation(items):
+                return nodes.alternation(*(item for item in map(self.node, items) if not nodes.is_nothing(item)))
+            case nodes.Repeat(item, least, most):
+                return nodes.repeat(self.node(item), least, most)
+            case nodes.Graph(rows, accepting):
+                return nodes.graph([[(self.node(item), to) for item, to in row] for row in rows], accepting)

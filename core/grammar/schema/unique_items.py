@@ -47,7 +47,7 @@ from graftlm.core.grammar.schema.text.items import merged
 from graftlm.core.grammar.spec import JsonSchema, Limits
 
 if TYPE_CHECKING:
-    from graftlm.core.grammar.ast import Node
+    from graftlm.core.grammar.nodes.nodes import Node
     from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
     from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 

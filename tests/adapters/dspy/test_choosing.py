@@ -15,8 +15,8 @@ from graftlm.adapters.dspy.choosing import Choosing
 from graftlm.adapters.dspy.pieces import joined, literal
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.constraint import vocabulary_of
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.cache import compile_cached
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.request import Completion, Request
 from graftlm.core.runtime import Runtime
@@ -37,7 +37,7 @@ def runtime() -> Iterator[Runtime]:
 
 
 def grammar(runtime: Runtime, options: Sequence[str] = OPTIONS, *, before: str = "") -> Any:
-    labels = Lowered(ast.alternation(*map(ast.literal, options)), {})
+    labels = Lowered(nodes.alternation(*map(nodes.literal, options)), {})
     (whole,) = joined([literal(before + HEADER), labels, literal("\n\n[[ ## completed ## ]]\n")])
     return compile_cached(whole, vocabulary_of(runtime.tokenizer))
 

@@ -9,9 +9,10 @@ import pytest
 
 from graftlm import JsonSchema, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar import Grammar, Limits, ast, budget
+from graftlm.core.grammar import Grammar, Limits, budget
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.budget import check, limited
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 from tests.grammars import BYTES, compiled
 
@@ -67,7 +68,7 @@ def test_memory_is_limited_where_states_are_not() -> None:
 
 
 def test_a_product_is_limited_as_well() -> None:
-    both = ast.Intersection((parse("[ab]{0,90}x*"), parse("(ab?){0,70}x")))
+    both = nodes.Intersection((parse("[ab]{0,90}x*"), parse("(ab?){0,70}x")))
     with limited(Limits(memory_bytes=20_000)), pytest.raises(GrammarError, match="more than 20,000 bytes"):
         product.product(both)
 

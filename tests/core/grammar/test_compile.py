@@ -10,8 +10,9 @@ import pytest
 
 from graftlm import Choices, JsonSchema, Lark, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
-from graftlm.core.grammar import Grammar, Limits, ast
+from graftlm.core.grammar import Grammar, Limits
 from graftlm.core.grammar.compile import compile_spec
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.algebra.shapes import Number, Shape
 from graftlm.core.grammar.schema.lowering import Lowering
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
@@ -30,7 +31,7 @@ from tests.grammars import BYTES, allows, compiled
         (JsonSchema({"type": "array"}), "pda"),
         (JsonSchema(True), "pda"),
         (Lark('start: "a"'), "llguidance"),
-        (Composite(ast.literal("a")), "fsm"),
+        (Composite(nodes.literal("a")), "fsm"),
     ],
 )
 def test_the_engine_is_chosen_by_what_the_constraint_needs(spec: Regex, engine: str) -> None:
@@ -175,7 +176,7 @@ def test_a_text_that_the_vocabulary_cannot_begin_is_an_error() -> None:
 
 def test_a_composite_with_a_rule_that_is_not_given_is_an_error() -> None:
     with pytest.raises(GrammarError, match="'missing'"):
-        compiled(Composite(ast.Rule("missing")))
+        compiled(Composite(nodes.Rule("missing")))
 
 
 @pytest.mark.parametrize("states", [20_000, 10], ids=["an automaton", "too many states for one"])
@@ -199,7 +200,7 @@ def test_a_part_that_needs_rules_is_found_before_the_rest_is_lowered_in_vain(mon
     lowered: list[Shape] = []
     lower = Lowering._lower
 
-    def counted(lowering: Lowering, shape: Shape) -> ast.Node:
+    def counted(lowering: Lowering, shape: Shape) -> nodes.Node:
         lowered.append(shape)
         return lower(lowering, shape)
 

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Difference, Graph, Intersection, Node, Repeat
 from graftlm.core.grammar.automata.nfa.edges import Fragment, NfaEdges
 from graftlm.core.grammar.automata.nfa.kept_blocks import KeptBlock, blocks_of
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.utf8 import byte_graph
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Difference, Graph, Intersection, Node, Repeat
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -90,15 +90,15 @@ class NfaBuilder:
 
     def _add(self, node: Node, source: int) -> int:
         """Put `node` after state `source`; return the state where it ends. No edge leads back into `source`."""
-        if isinstance(node, ast.Literal):
+        if isinstance(node, nodes.Literal):
             return self._edges.add_literal(node.data, source)
-        if isinstance(node, ast.CharSet):
+        if isinstance(node, nodes.CharSet):
             return self._edges.add_set(node.ranges, source)
-        if isinstance(node, ast.Empty):
+        if isinstance(node, nodes.Empty):
             return source
-        if isinstance(node, ast.Rule):
+        if isinstance(node, nodes.Rule):
             return self._add_rule(node.name, source)
-        if isinstance(node, ast.Automaton):
+        if isinstance(node, nodes.Automaton):
             return self._edges.add_automaton(node, source)
         key, edges = (id(node), self._inside), self._edges
         known = self._fragments.get(key)
@@ -112,7 +112,7 @@ class NfaBuilder:
 
     def _build(self, node: Node, source: int) -> int:
         match node:
-            case ast.Concat(items):
+            case nodes.Concat(items):
                 if not self._counters:  # then no path is asked for
                     for item in items:
                         source = self._add(item, source)
@@ -122,13 +122,13 @@ class NfaBuilder:
                     source = self._add(item, source)
                     self._path.pop()
                 return source
-            case ast.Alternation(items):
+            case nodes.Alternation(items):
                 return self._add_alternation(items, source)
             case Repeat():
                 return self._add_repeat(node, source)
             case Graph():
                 return self._add_walk(node, source)
-            case ast.Intersection() | ast.Difference():
+            case nodes.Intersection() | nodes.Difference():
                 assert self._product is not None, "product.without_products comes before building an automaton"
                 return self._add(self._product(node), source)
             case _:
@@ -155,7 +155,7 @@ class NfaBuilder:
             self._edges.skip(first + state, end)
         for state, row in enumerate(node.rows, first):
             for i, (item, target) in enumerate(row):
-                if type(item) is ast.Empty:
+                if type(item) is nodes.Empty:
                     self._edges.skip(state, first + target)
                     continue
                 self._path += (state - first, i)
@@ -165,10 +165,10 @@ class NfaBuilder:
 
     def _add_alternation(self, items: tuple[Node, ...], source: int) -> int:
         end = self._edges.new()
-        words = [item.data for item in items if isinstance(item, ast.Literal)]
+        words = [item.data for item in items if isinstance(item, nodes.Literal)]
         if len(words) > 2:
             self._add_words(sorted(set(words)), source, end)
-            items = tuple(item for item in items if not isinstance(item, ast.Literal))
+            items = tuple(item for item in items if not isinstance(item, nodes.Literal))
         for i, item in enumerate(items):
             self._path.append(i)
             self._edges.skip(self._add(item, source), end)
@@ -245,7 +245,7 @@ class NfaBuilder:
             self._counters
             and count > UNROLL_COUNT
             and count * self._size(node.item) > UNROLL_EDGES
-            and not ast.nullable(node.item)
+            and not nodes.nullable(node.item)
         )
         self._num_counted += costs
         return costs and self._depth < MAX_REGISTERS and tuple(self._path) not in self._unrolled
@@ -255,17 +255,17 @@ class NfaBuilder:
         key = id(node)
         if key not in self._sizes:
             match node:
-                case ast.Literal(data):
+                case nodes.Literal(data):
                     size = len(data)
-                case ast.CharSet(ranges):
+                case nodes.CharSet(ranges):
                     size = len(byte_graph(ranges).lows)
-                case ast.Concat(items) | ast.Alternation(items):
+                case nodes.Concat(items) | nodes.Alternation(items):
                     size = sum(map(self._size, items))
                 case Repeat(item, minimum, maximum):
                     size = self._size(item) * (minimum + 1 if maximum is None else maximum)
                 case Graph(rows):
                     size = sum(self._size(item) for row in rows for item, _ in row)
-                case ast.Automaton():
+                case nodes.Automaton():
                     size = node.num_edges
                 case _:
                     size = 0

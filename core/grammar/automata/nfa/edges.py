@@ -10,13 +10,13 @@ from itertools import chain
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Automaton, Range
 from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa.arrays import BLOCK, COPY, LITERAL, SKIP, SYMBOL, sort_edges, write_edges
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.nodes.nodes import Automaton, Range
 
 _MAX_KEPT_ROWS = 5000
 

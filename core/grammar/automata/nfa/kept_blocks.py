@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.nfa.edges import Block
+from graftlm.core.grammar.nodes.nodes import Node
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node, Range
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node, Range
 
 Ranges = tuple[Range, ...]
 
@@ -30,7 +30,7 @@ class Letters:
 
 
 _MOST_ENDINGS = 16
-_NOTHING_KNOWN = Letters(ast.ANY_CHAR.ranges, ast.ANY_CHAR.ranges, True)
+_NOTHING_KNOWN = Letters(nodes.ANY_CHAR.ranges, nodes.ANY_CHAR.ranges, True)
 
 
 def are_apart(one: Node, other: Node) -> bool:
@@ -42,16 +42,16 @@ def are_apart(one: Node, other: Node) -> bool:
     if all([not (a.endswith(b) or b.endswith(a)) for a in _endings(one)[0] for b in _endings(other)[0]]):
         return True
     a, b = letters(one), letters(other)
-    if not a.empty and not b.empty and not ast.intersect(a.first, b.first):
+    if not a.empty and not b.empty and not nodes.intersect(a.first, b.first):
         return True
     return not _is_made_of(one, b.any, {}) or not _is_made_of(other, a.any, {})
 
 
 def _beginning(node: Node) -> bytes:
     """What all texts begin with, as far as it is written so."""
-    if isinstance(node, ast.Concat):
+    if isinstance(node, nodes.Concat):
         node = node.items[0]
-    return node.data if isinstance(node, ast.Literal) else b""
+    return node.data if isinstance(node, nodes.Literal) else b""
 
 
 _NO_ENDINGS = frozenset({b""}), False
@@ -61,9 +61,9 @@ _NO_ENDINGS = frozenset({b""}), False
 def _endings(node: Node) -> tuple[frozenset[bytes], bool]:
     """What texts end with, one of these each, as far as it is written so; and whether these are the whole texts."""
     match node:
-        case ast.Literal(data):
+        case nodes.Literal(data):
             return frozenset({data}), True
-        case ast.Concat(items):
+        case nodes.Concat(items):
             endings, is_whole = frozenset({b""}), True
             for item in reversed(items):
                 before, is_whole = _endings(item)
@@ -73,7 +73,7 @@ def _endings(node: Node) -> tuple[frozenset[bytes], bool]:
                 if not is_whole:
                     break
             return endings, is_whole
-        case ast.Alternation(items) if 0 < len(items) <= _MOST_ENDINGS:
+        case nodes.Alternation(items) if 0 < len(items) <= _MOST_ENDINGS:
             found = list(map(_endings, items))
             endings = frozenset[bytes]().union(*[one for one, _ in found])
             return (endings, all([one for _, one in found])) if len(endings) <= _MOST_ENDINGS else _NO_ENDINGS
@@ -86,20 +86,20 @@ def _is_made_of(node: Node, allowed: Ranges, known: dict[int, bool]) -> bool:
     found = known.get(id(node))
     if found is None:
         match node:
-            case ast.Literal(data):
+            case nodes.Literal(data):
                 codes = set(map(ord, data.decode()))
                 found = all([any([low <= code <= high for low, high in allowed]) for code in codes])
-            case ast.CharSet(ranges):
-                found = bool(ast.intersect(ranges, allowed))
-            case ast.Concat(items) | ast.Intersection(items):
+            case nodes.CharSet(ranges):
+                found = bool(nodes.intersect(ranges, allowed))
+            case nodes.Concat(items) | nodes.Intersection(items):
                 found = all(_is_made_of(item, allowed, known) for item in items)
-            case ast.Alternation(items):
+            case nodes.Alternation(items):
                 found = any(_is_made_of(item, allowed, known) for item in items)
-            case ast.Repeat(item, minimum, _):
+            case nodes.Repeat(item, minimum, _):
                 found = not minimum or _is_made_of(item, allowed, known)
-            case ast.Difference(item, _):
+            case nodes.Difference(item, _):
                 found = _is_made_of(item, allowed, known)
-            case ast.Graph(rows, accepting):
+            case nodes.Graph(rows, accepting):
                 seen, work = {0}, [0]
                 while work:
                     for item, target in rows[work.pop()]:
@@ -121,25 +121,25 @@ def letters(node: Node) -> Letters:
 
 def _letters(node: Node) -> Letters:
     match node:
-        case ast.Literal(data):
+        case nodes.Literal(data):
             codes = list(map(ord, data.decode()))
-            return Letters(((codes[0], codes[0]),), ast.normalise([(code, code) for code in codes]), False)
-        case ast.CharSet(ranges):
+            return Letters(((codes[0], codes[0]),), nodes.normalise([(code, code) for code in codes]), False)
+        case nodes.CharSet(ranges):
             return Letters(ranges, ranges, False)
-        case ast.Concat(items):
+        case nodes.Concat(items):
             return _row(list(map(_letters, items)))
-        case ast.Alternation(items) if items:
+        case nodes.Alternation(items) if items:
             return _choice(list(map(_letters, items)))
-        case ast.Repeat(item, minimum, maximum) if maximum != 0:
+        case nodes.Repeat(item, minimum, maximum) if maximum != 0:
             found = _letters(item)
             return found if minimum else Letters(found.first, found.any, True)
-        case ast.Intersection(items):
+        case nodes.Intersection(items):
             return _letters(items[0])
-        case ast.Difference(item, _):
+        case nodes.Difference(item, _):
             return _letters(item)
-        case ast.Graph():
+        case nodes.Graph():
             return _walk(node)
-        case ast.Empty():
+        case nodes.Empty():
             return Letters((), (), True)
         case _:
             return _NOTHING_KNOWN
@@ -152,21 +152,21 @@ def _row(items: list[Letters]) -> Letters:
         if not item.empty:
             break
     return Letters(
-        ast.normalise(first),
-        ast.normalise([one for item in items for one in item.any]),
+        nodes.normalise(first),
+        nodes.normalise([one for item in items for one in item.any]),
         all([item.empty for item in items]),
     )
 
 
 def _choice(items: list[Letters]) -> Letters:
     return Letters(
-        ast.normalise([one for item in items for one in item.first]),
-        ast.normalise([one for item in items for one in item.any]),
+        nodes.normalise([one for item in items for one in item.first]),
+        nodes.normalise([one for item in items for one in item.any]),
         any([item.empty for item in items]),
     )
 
 
-def _walk(node: ast.Graph) -> Letters:
+def _walk(node: nodes.Graph) -> Letters:
     rows, live = node.rows, _live(node)
     found = {id(item): _letters(item) for row in rows for item, target in row if target in live}
     first: list[Range] = []
@@ -179,11 +179,11 @@ def _walk(node: ast.Graph) -> Letters:
                 if here.empty and target not in begun:
                     begun.add(target)
                     work.append(target)
-    everything = ast.normalise([one for here in found.values() for one in here.any])
-    return Letters(ast.normalise(first), everything, not begun.isdisjoint(node.accepting))
+    everything = nodes.normalise([one for here in found.values() for one in here.any])
+    return Letters(nodes.normalise(first), everything, not begun.isdisjoint(node.accepting))
 
 
-def _live(node: ast.Graph) -> set[int]:
+def _live(node: nodes.Graph) -> set[int]:
     """The states from which a walk may come to an end."""
     sources: list[list[int]] = [[] for _ in node.rows]
     for state, row in enumerate(node.rows):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node, Range
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node, Range
 
 _USUAL = tuple(map(ord, "a0A/ -.:_1"))
 """Characters that most readers take, in the order in which they are chosen."""
@@ -26,24 +26,24 @@ def plain_text(node: Node, times: int = 0) -> str | None:
 
 def _text(node: Node, times: int) -> str | None:
     match node:
-        case ast.Literal(data):
+        case nodes.Literal(data):
             return data.decode()
-        case ast.CharSet(ranges):
+        case nodes.CharSet(ranges):
             return _char(ranges)
-        case ast.Concat(items):
+        case nodes.Concat(items):
             parts = [_text(item, times) for item in items]
             return None if None in parts else "".join([part for part in parts if part is not None])
-        case ast.Alternation(items):
+        case nodes.Alternation(items):
             return next((text for item in items if (text := _text(item, times)) is not None), None)
-        case ast.Repeat(item, minimum, maximum):
+        case nodes.Repeat(item, minimum, maximum):
             repeats = max(minimum, times if maximum is None else min(times, maximum))
             text = _text(item, times) if 0 < repeats <= _MAX_LENGTH else None
             return text * repeats if text is not None else None if minimum else ""
-        case ast.Intersection(items):
+        case nodes.Intersection(items):
             return _text(items[-1], times)
-        case ast.Difference(item, _):
+        case nodes.Difference(item, _):
             return _text(item, times)
-        case ast.Empty():
+        case nodes.Empty():
             return ""
         case _:
             return None

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
 from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import pairs
 from graftlm.core.grammar.automata.products.byte_table import ByteTable, Int32Array
 from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Automaton, Difference, Intersection, Node
 from graftlm.core.grammar.spec import Limits
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MAX_STATES = 20_000
 _NEVER = 0xFF
 _SLICE = 500_000
 """Pairs times classes of bytes between two looks at the clock: half a second at most, as Python."""
-_LEAVES = frozenset({ast.Literal, ast.CharSet, ast.Empty, ast.Automaton, ArrayAutomaton, ast.Rule})
+_LEAVES = frozenset({nodes.Literal, nodes.CharSet, nodes.Empty, nodes.Automaton, ArrayAutomaton, nodes.Rule})
 """Kinds of nodes without a product in them."""
 
 
@@ -56,11 +56,11 @@ def _has_products(node: Node) -> bool:
             continue
         seen.add(id(here))
         match here:
-            case ast.Concat(items) | ast.Alternation(items):
+            case nodes.Concat(items) | nodes.Alternation(items):
                 work += items
-            case ast.Repeat(item):
+            case nodes.Repeat(item):
                 work.append(item)
-            case ast.Graph(rows):
+            case nodes.Graph(rows):
                 work += [item for row in rows for item, _ in row]
             case _:
                 return True
@@ -74,7 +74,7 @@ def _without_products(node: Node, done: dict[int, Node]) -> Node:
         if isinstance(node, (Intersection, Difference)):
             found = product(node)
         else:
-            found = ast.map_children(lambda child: _without_products(child, done), node)
+            found = nodes.map_children(lambda child: _without_products(child, done), node)
         done[id(node)] = found
     return found
 
@@ -140,7 +140,7 @@ def table(node: Node) -> ByteTable:
 
 
 def _with_never(node: Node) -> Node:
-    return ast.alternation(ast.Literal(bytes([_NEVER])), without_products(node))
+    return nodes.alternation(nodes.Literal(bytes([_NEVER])), without_products(node))
 
 
 def _without_never(dfa: Dfa) -> ByteTable:

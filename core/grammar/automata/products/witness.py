@@ -8,12 +8,12 @@ from functools import cache, lru_cache
 from itertools import chain, islice
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import UNREACHABLE
 from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.automata.products.plain_text import plain_text
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node
 
 _STEPS = (0, 1, 2, 5, 9)
 """Bytes of a walk through an automaton before it takes the shortest way to the end."""
@@ -73,9 +73,9 @@ def has_witness_in_parts(items: Sequence[Node], minus: Sequence[Node], texts: Co
 def _sources(node: Node) -> Iterator[Node]:
     """What `node` combines, or itself."""
     match node:
-        case ast.Intersection(items) | ast.Alternation(items):
+        case nodes.Intersection(items) | nodes.Alternation(items):
             yield from chain.from_iterable(map(_sources, items))
-        case ast.Difference(item, _):
+        case nodes.Difference(item, _):
             yield from _sources(item)
         case _:
             yield node

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.nodes.nodes import Node
+from graftlm.core.grammar.nodes.sizes import survey
 from graftlm.core.grammar.spec import Limits
-from graftlm.core.grammar.survey import survey
 
 _LARGE = 50
 """Places from which on a rule that is named more than once is called."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Exploration
 from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.products.product import product
@@ -17,6 +16,7 @@ from graftlm.core.grammar.automata.stack.call_sites import place_calls
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.rule_distances import measure_rules
 from graftlm.core.grammar.budget import limited
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.spec import Limits
 
 _MAX_ROUNDS = 6

@@ -6,7 +6,7 @@ the year 0000, quoted local parts and address literals in e-mail addresses, and 
 
 from __future__ import annotations
 
-from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.nodes.nodes import Node
 
 
 class ContentFormat(str):

@@ -9,19 +9,19 @@ from functools import lru_cache
 from itertools import combinations, permutations
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.automata.products.letters import are_apart
 from graftlm.core.grammar.automata.products.plain_text import plain_text
 from graftlm.core.grammar.automata.products.witness import has_witness
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.regex import parser
 from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS, ContentFormat
 from graftlm.core.grammar.schema.algebra.shapes import Text
 from graftlm.core.grammar.schema.text import json_text
 
-_ANY_TEXT = ast.star(ast.ANY_CHAR)
+_ANY_TEXT = nodes.star(nodes.ANY_CHAR)
 ONE_SPELLING = ""
 """A pattern that every text contains, and with which each character is written in one way."""
 
@@ -47,7 +47,7 @@ def spelled_patterns(patterns: tuple[str, ...], wide: bool = False) -> Node:
         with suppress(GrammarError):  # a group's name in two of them, or too deep
             # as one pattern: an automaton of several keeps apart which of them it has found
             return spelled_pattern("|".join(f"(?:{pattern})" for pattern in patterns), wide)
-    return ast.alternation(*(spelled_pattern(pattern, wide) for pattern in patterns))
+    return nodes.alternation(*(spelled_pattern(pattern, wide) for pattern in patterns))
 
 
 @lru_cache(maxsize=64)
@@ -66,10 +66,10 @@ def contains(pattern: str, text: str) -> bool:
 def node(shape: Text) -> Node:
     """The texts of `shape` as they are written inside a JSON string, without the quotation marks."""
     if shape == Text(shape.min_length, shape.max_length, (ONE_SPELLING,)):
-        return ast.repeat(json_text.NAME_CHAR, shape.min_length, shape.max_length)
+        return nodes.repeat(json_text.NAME_CHAR, shape.min_length, shape.max_length)
     parts, refused = _parts(shape), _refused(shape)
     if not parts and not refused:
-        return ast.repeat(json_text.TEXT_CHAR, shape.min_length, shape.max_length)
+        return nodes.repeat(json_text.TEXT_CHAR, shape.min_length, shape.max_length)
     return json_text.spell(_combined(parts, refused, shape))
 
 
@@ -98,10 +98,10 @@ def is_empty(shape: Text) -> bool:
     free = _combined(parts, refused, replace(shape, min_length=0, max_length=None))
     if len(parts) == 1 and not refused:
         if (low, high) == (0, None):
-            return free == ast.NOTHING
+            return free == nodes.NOTHING
         shortest, longest = lengths(free)
         if low <= shortest and (high is None or (longest or high + 1) <= high):
-            return free == ast.NOTHING
+            return free == nodes.NOTHING
     elif has_witness(parts or [_ANY_TEXT], refused, (), low, high, at_once=True):
         return False
     try:
@@ -160,7 +160,7 @@ def _refused(shape: Text) -> list[Node]:
     """What a text of `shape` must not match: all that any dialect matches, and any reader takes for the format."""
     found = _refused_kinds(shape)
     if shape.no_texts:
-        found.append(ast.alternation(*(ast.literal(json.loads(text)) for text in shape.no_texts)))
+        found.append(nodes.alternation(*(nodes.literal(json.loads(text)) for text in shape.no_texts)))
     return found
 
 
@@ -178,23 +178,23 @@ def wide_format_node(name: str) -> Node:
 
 def _combined(parts: list[Node], refused: list[Node], shape: Text) -> Node:
     whole = _all_of(parts, shape)
-    return ast.Difference(whole, ast.alternation(*refused)) if refused else whole
+    return nodes.Difference(whole, nodes.alternation(*refused)) if refused else whole
 
 
 def _all_of(parts: list[Node], shape: Text) -> Node:
     low, high = shape.min_length, shape.max_length
     if high is not None and low > high:
-        return ast.NOTHING
+        return nodes.NOTHING
     parts = list(dict.fromkeys(parts))
     if not parts:
-        return ast.repeat(ast.ANY_CHAR, low, high)
+        return nodes.repeat(nodes.ANY_CHAR, low, high)
     if len(parts) == 1:
         fitted = _fit(parts[0], low, high)
         if fitted is not None:
             return fitted
     if (low, high) != (0, None):
-        parts.append(ast.repeat(ast.ANY_CHAR, low, high))
-    return ast.Intersection(tuple(parts)) if len(parts) > 1 else parts[0]
+        parts.append(nodes.repeat(nodes.ANY_CHAR, low, high))
+    return nodes.Intersection(tuple(parts)) if len(parts) > 1 else parts[0]
 
 
 def _fit(part: Node, low: int, high: int | None) -> Node | None:
@@ -204,15 +204,15 @@ def _fit(part: Node, low: int, high: int | None) -> Node | None:
     shortest, longest = lengths(part)
     if low <= shortest and (high is None or (longest is not None and longest <= high)):
         return part
-    items: list[Node] = list(part.items) if isinstance(part, ast.Concat) else [part]
-    if not all(isinstance(item, ast.CharSet) for item in items if not isinstance(item, ast.Repeat)):
+    items: list[Node] = list(part.items) if isinstance(part, nodes.Concat) else [part]
+    if not all(isinstance(item, nodes.CharSet) for item in items if not isinstance(item, nodes.Repeat)):
         return None
-    repeats = [i for i, item in enumerate(items) if isinstance(item, ast.Repeat)]
+    repeats = [i for i, item in enumerate(items) if isinstance(item, nodes.Repeat)]
     if len(repeats) != 1:
         return None
     repeated = items[repeats[0]]
-    assert isinstance(repeated, ast.Repeat)
-    if not isinstance(repeated.item, ast.CharSet):
+    assert isinstance(repeated, nodes.Repeat)
+    if not isinstance(repeated.item, nodes.CharSet):
         return None
     fixed = len(items) - 1
     least = max(repeated.min, low - fixed)
@@ -220,33 +220,33 @@ def _fit(part: Node, low: int, high: int | None) -> Node | None:
     if high is not None and repeated.max is not None:
         most = min(repeated.max, high - fixed)
     if most is not None and most < least:
-        return ast.NOTHING
-    items[repeats[0]] = ast.repeat(repeated.item, least, most)
-    return ast.concat(*items)
+        return nodes.NOTHING
+    items[repeats[0]] = nodes.repeat(repeated.item, least, most)
+    return nodes.concat(*items)
 
 
 def lengths(part: Node) -> tuple[int, int | None]:
     """Fewest and most characters (None: no end) of a text that matches `part`."""
     match part:
-        case ast.Literal(data):
+        case nodes.Literal(data):
             return (len(data.decode()),) * 2
-        case ast.CharSet():
+        case nodes.CharSet():
             return 1, 1
-        case ast.Concat(items):
+        case nodes.Concat(items):
             found = [lengths(item) for item in items]
             return sum(low for low, _ in found), _total([high for _, high in found])
-        case ast.Alternation(items) if items:
+        case nodes.Alternation(items) if items:
             found = [lengths(item) for item in items]
             highs = [high for _, high in found if high is not None]
             return min(low for low, _ in found), max(highs) if len(highs) == len(found) else None
-        case ast.Repeat(item, minimum, maximum):
+        case nodes.Repeat(item, minimum, maximum):
             low, high = lengths(item)
             return low * minimum, None if maximum is None or high is None else high * maximum
-        case ast.Intersection(items):
+        case nodes.Intersection(items):
             return lengths(items[0])
-        case ast.Difference(item, _):
+        case nodes.Difference(item, _):
             return lengths(item)
-        case ast.Graph():
+        case nodes.Graph():
             return 0, None
         case _:
             return 0, 0

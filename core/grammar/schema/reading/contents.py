@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.schema.algebra.formats import (
     ALIASES,
     ANNOTATIONS as ANNOTATION_FORMATS,

@@ -6,19 +6,19 @@ from decimal import Decimal
 from functools import lru_cache
 from math import ceil, floor
 
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import EMPTY, Node
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import EMPTY, Node
 from graftlm.core.grammar.schema.algebra.shapes import Number
 
-NOTHING: Node = ast.NOTHING
+NOTHING: Node = nodes.NOTHING
 
-DIGIT = ast.chars("0123456789")
-NONZERO = ast.chars("123456789")
-ZERO = ast.literal("0")
-POINT = ast.literal(".")
+DIGIT = nodes.chars("0123456789")
+NONZERO = nodes.chars("123456789")
+ZERO = nodes.literal("0")
+POINT = nodes.literal(".")
 MAX_NESTED = 40
 """Digits of a bound up to which a node stands inside a node for each of them."""
-FRACTION = ast.optional(ast.concat(POINT, ast.plus(DIGIT)))
+FRACTION = nodes.optional(nodes.concat(POINT, nodes.plus(DIGIT)))
 
 
 def integers(low: int | None, high: int | None) -> Node:
@@ -28,7 +28,7 @@ def integers(low: int | None, high: int | None) -> Node:
         negative = _naturals(max(1, -high) if high is not None else 1, None if low is None else -low)
     if high is None or high >= 0:
         positive = _naturals(max(0, low) if low is not None else 0, high)
-    return ast.alternation(ast.concat(ast.literal("-"), negative), positive)
+    return nodes.alternation(nodes.concat(nodes.literal("-"), negative), positive)
 
 
 @lru_cache(maxsize=256)
@@ -47,7 +47,7 @@ def in_bounds(shape: Number) -> Node:
     if high is None or high >= 0:
         nearest = (low, shape.exclusive_minimum) if low is not None and low >= 0 else (zero, False)
         positive = _decimals(nearest, None if high is None else (high, shape.exclusive_maximum))
-    return ast.alternation(ast.concat(ast.literal("-"), negative), positive)
+    return nodes.alternation(nodes.concat(nodes.literal("-"), negative), positive)
 
 
 def _naturals(low: int, high: int | None) -> Node:
@@ -56,15 +56,15 @@ def _naturals(low: int, high: int | None) -> Node:
         return NOTHING
     least = str(low)
     if high is None:
-        longer = ast.concat(NONZERO, ast.repeat(DIGIT, len(least), None))
-        return ast.alternation(_same_length(least, "9" * len(least)), longer)
+        longer = nodes.concat(NONZERO, nodes.repeat(DIGIT, len(least), None))
+        return nodes.alternation(_same_length(least, "9" * len(least)), longer)
     most = str(high)
     if len(least) == len(most):
         return _same_length(least, most)
     between = (
-        ast.concat(NONZERO, ast.repeat(DIGIT, len(least), len(most) - 2)) if len(most) > len(least) + 1 else NOTHING
+        nodes.concat(NONZERO, nodes.repeat(DIGIT, len(least), len(most) - 2)) if len(most) > len(least) + 1 else NOTHING
     )
-    return ast.alternation(
+    return nodes.alternation(
         _same_length(least, "9" * len(least)), between, _same_length("1" + "0" * (len(most) - 1), most)
     )
 
@@ -77,18 +77,18 @@ def _same_length(low: str, high: str) -> Node:
         return _same_length_automaton(low, high)
     first, last, rest = int(low[0]), int(high[0]), len(low) - 1
     if first == last:
-        return ast.concat(ast.literal(low[0]), _same_length(low[1:], high[1:]))
+        return nodes.concat(nodes.literal(low[0]), _same_length(low[1:], high[1:]))
     ways = []
     if low[1:] != "0" * rest:
-        ways.append(ast.concat(ast.literal(low[0]), _same_length(low[1:], "9" * rest)))
+        ways.append(nodes.concat(nodes.literal(low[0]), _same_length(low[1:], "9" * rest)))
         first += 1
     tail = NOTHING
     if high[1:] != "9" * rest:
-        tail = ast.concat(ast.literal(high[0]), _same_length("0" * rest, high[1:]))
+        tail = nodes.concat(nodes.literal(high[0]), _same_length("0" * rest, high[1:]))
         last -= 1
     if first <= last:
-        ways.append(ast.concat(_digits(first, last), ast.repeat(DIGIT, rest, rest)))
-    return ast.alternation(*ways, tail)
+        ways.append(nodes.concat(_digits(first, last), nodes.repeat(DIGIT, rest, rest)))
+    return nodes.alternation(*ways, tail)
 
 
 def _same_length_automaton(low: str, high: str) -> Node:
@@ -108,11 +108,11 @@ def _same_length_automaton(low: str, high: str) -> Node:
                     states.append(target)
                 row.append((0x30 + digit, 0x30 + digit, numbers[target]))
         rows.append(tuple(row))
-    return ast.Automaton(tuple(rows), frozenset(numbers[state] for state in states if state[0] == len(low)))
+    return nodes.Automaton(tuple(rows), frozenset(numbers[state] for state in states if state[0] == len(low)))
 
 
 def _digits(first: int, last: int) -> Node:
-    return ast.char_set([(0x30 + first, 0x30 + last)])
+    return nodes.char_set([(0x30 + first, 0x30 + last)])
 
 
 Bound = tuple[Decimal, bool]
@@ -128,12 +128,12 @@ def _decimals(low: Bound, high: Bound | None) -> Node:
     if part or low[1]:
         first, least = _with_fraction(whole, (part, low[1]), None), whole + 1
     if high is None:
-        return ast.alternation(first, ast.concat(_naturals(least, None), FRACTION))
+        return nodes.alternation(first, nodes.concat(_naturals(least, None), FRACTION))
     top, top_part = _split(high[0])
     if whole == top:
         return _with_fraction(whole, (part, low[1]), (top_part, high[1]))
     last = _with_fraction(top, None, (top_part, high[1]))
-    return ast.alternation(first, ast.concat(_naturals(least, top - 1), FRACTION), last)
+    return nodes.alternation(first, nodes.concat(_naturals(least, top - 1), FRACTION), last)
 
 
 def _split(value: Decimal) -> tuple[int, str]:
@@ -148,7 +148,9 @@ or too many; None once the text has left them on the right side."""
 
 def _with_fraction(whole: int, low: Digits, high: Digits) -> Node:
     ends, more = _tail(low, high)
-    return ast.concat(ast.literal(str(whole)), ast.alternation(*([EMPTY] if ends else []), ast.concat(POINT, more)))
+    return nodes.concat(
+        nodes.literal(str(whole)), nodes.alternation(*([EMPTY] if ends else []), nodes.concat(POINT, more))
+    )
 
 
 def _tail(low: Digits, high: Digits) -> tuple[bool, Node]:
@@ -156,19 +158,19 @@ def _tail(low: Digits, high: Digits) -> tuple[bool, Node]:
     if low == ("", False):
         low = None
     if high is not None and not high[0]:  # only zeros keep it from growing
-        return low is None and not high[1], ast.plus(ZERO) if low is None and not high[1] else NOTHING
+        return low is None and not high[1], nodes.plus(ZERO) if low is None and not high[1] else NOTHING
     if low is None and high is None:
-        return True, ast.plus(DIGIT)
+        return True, nodes.plus(DIGIT)
     if low == ("", True) and high is None:
-        return False, ast.concat(ast.star(ZERO), NONZERO, ast.star(DIGIT))
+        return False, nodes.concat(nodes.star(ZERO), NONZERO, nodes.star(DIGIT))
     num_zeros = _num_zeros((low or high or ("", True))[0])
     if num_zeros > 1 and (low is None or high is None):  # hundreds of them, perhaps
         ends, more = _tail(low and (low[0][num_zeros:], low[1]), high and (high[0][num_zeros:], high[1]))
-        beyond = ast.concat(ast.literal("0" * num_zeros), ast.alternation(*([EMPTY] if ends else []), more))
-        before = ast.repeat(ZERO, 1, num_zeros - 1)
+        beyond = nodes.concat(nodes.literal("0" * num_zeros), nodes.alternation(*([EMPTY] if ends else []), more))
+        before = nodes.repeat(ZERO, 1, num_zeros - 1)
         if low is not None:
-            before = ast.concat(ast.optional(before), NONZERO, ast.star(DIGIT))
-        return low is None, ast.alternation(before, beyond)
+            before = nodes.concat(nodes.optional(before), NONZERO, nodes.star(DIGIT))
+        return low is None, nodes.alternation(before, beyond)
     first = int(low[0][0]) if low is not None and low[0] else 0
     last = int(high[0][0]) if high is not None else 9
     ways = []
@@ -176,8 +178,8 @@ def _tail(low: Digits, high: Digits) -> tuple[bool, Node]:
         next_low = (low[0][1:], low[1]) if low is not None and digit == first else None
         next_high = (high[0][1:], high[1]) if high is not None and digit == last else None
         ends, more = _tail(next_low, next_high)
-        ways.append(ast.concat(ast.literal(str(digit)), ast.alternation(*([EMPTY] if ends else []), more)))
-    return low is None, ast.alternation(*ways)
+        ways.append(nodes.concat(nodes.literal(str(digit)), nodes.alternation(*([EMPTY] if ends else []), more)))
+    return low is None, nodes.alternation(*ways)
 
 
 def _num_zeros(digits: str) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import EMPTY, Node
 from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import EMPTY, Node
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
@@ -259,4 +259,4 @@ class Walk:
         self._rows[place].append((self._comma if written else EMPTY, way))
 
     def node(self) -> Node:
-        return ast.graph(self._rows, self._accepting)
+        return nodes.graph(self._rows, self._accepting)

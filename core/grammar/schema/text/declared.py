@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeGuard
 
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import EMPTY, Node
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import EMPTY, Node
 from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Object, Shape, both
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def members(lowering: Lowering, parts: Sequence[Object]) -> Node:
         node = known.get(pair)
         if node is None:
             node = known[pair] = _named(lowering, *pair)
-        if node is ast.NOTHING:
+        if node is nodes.NOTHING:
             if pair[0] in asked:
                 return node
             continue
@@ -61,9 +61,9 @@ def members(lowering: Lowering, parts: Sequence[Object]) -> Node:
     others = None
     if additional != NOTHING:
         value = lowering.member_value(additional)
-        if not ast.is_nothing(value):
+        if not nodes.is_nothing(value):
             names_but = lowering.tokens.other_names([name for name, _ in listed])
-            others = ast.concat(lowering.tokens.key(names_but), value)
+            others = nodes.concat(lowering.tokens.key(names_but), value)
     return in_order(lowering, written, needed, others)
 
 
@@ -72,7 +72,7 @@ def _named(lowering: Lowering, name: str, shape: Shape) -> Node:
     value = lowering.member_nodes.get(shape)
     if value is None:
         value = lowering.member_nodes[shape] = lowering.member_value(shape)
-    return ast.NOTHING if ast.is_nothing(value) else ast.concat(lowering.tokens.name(name), value)
+    return nodes.NOTHING if nodes.is_nothing(value) else nodes.concat(lowering.tokens.name(name), value)
 
 
 def in_order(lowering: Lowering, written: list[Node], needed: Sequence[int], others: Node | None) -> Node:
@@ -85,13 +85,13 @@ def in_order(lowering: Lowering, written: list[Node], needed: Sequence[int], oth
     comma, first, is_needed = lowering.tokens.comma, needed[0], set(needed)
     after: list[Node] = []
     for place in range(first + 1, len(written)):
-        node = ast.concat(comma, written[place])
-        after.append(node if place in is_needed else ast.optional(node))
+        node = nodes.concat(comma, written[place])
+        after.append(node if place in is_needed else nodes.optional(node))
     if others is not None:
-        after.append(ast.star(ast.concat(comma, others)))
+        after.append(nodes.star(nodes.concat(comma, others)))
     if first == 0:
-        return ast.concat(written[0], *after)
-    return ast.concat(_first_of(lowering, written[: first + 1], None, needed=True), *after)
+        return nodes.concat(written[0], *after)
+    return nodes.concat(_first_of(lowering, written[: first + 1], None, needed=True), *after)
 
 
 def _member(shape: Object, name: str) -> Shape:
@@ -105,15 +105,15 @@ def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, n
 
     State 0 has written nothing, 2 i + 1 is about to write member i, 2 i + 2 has passed it.
     """
-    nodes, comma = [*written, *([others] if others is not None else [])], lowering.tokens.comma
-    if lowering.tokens.has_rules and len(nodes) > MAX_WALK:
-        return _Groups(lowering, nodes, repeats=others is not None, needed=needed).text()
-    count, last = len(nodes), 2 * len(nodes)
+    members, comma = [*written, *([others] if others is not None else [])], lowering.tokens.comma
+    if lowering.tokens.has_rules and len(members) > MAX_WALK:
+        return _Groups(lowering, members, repeats=others is not None, needed=needed).text()
+    count, last = len(members), 2 * len(members)
     # objects have these edges alike, which are made once: most of a large schema's nodes would be such
     starts, passed = lowering.tokens.starts_and_passed(count)
     rows: list[tuple[tuple[Node, int], ...]] = [()] * (last + 1)
     rows[0] = starts[:count]
-    rows[1::2] = [((node, target),) for node, target in zip(nodes, range(2, last + 1, 2), strict=True)]
+    rows[1::2] = [((node, target),) for node, target in zip(members, range(2, last + 1, 2), strict=True)]
     rows[2::2] = passed[:count]
     if count:
         rows[last] = () if others is None else ((comma, last - 1),)
@@ -121,8 +121,8 @@ def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, n
         rows[last - 2] = rows[last - 2][:1]
     ends = {last} if needed else {0, last}
     if count < 2:
-        return ast.graph(rows, ends)
-    return ast.Graph(tuple(rows), frozenset(ends))  # it has nothing to simplify
+        return nodes.graph(rows, ends)
+    return nodes.Graph(tuple(rows), frozenset(ends))  # it has nothing to simplify
 
 
 class _Groups:
@@ -134,26 +134,26 @@ class _Groups:
     needed   whether it must come
     """
 
-    def __init__(self, lowering: Lowering, nodes: list[Node], *, repeats: bool, needed: bool) -> None:
+    def __init__(self, lowering: Lowering, members: list[Node], *, repeats: bool, needed: bool) -> None:
         self._token, self._comma = lowering.tokens.token, lowering.tokens.comma
-        self._nodes = nodes
+        self._members = members
         self._repeats, self._needed = repeats, needed
 
     def text(self) -> Node:
-        firsts = list(self._nodes)
-        last = ast.concat(self._comma, firsts[-1])  # what of the last one follows others
+        firsts = list(self._members)
+        last = nodes.concat(self._comma, firsts[-1])  # what of the last one follows others
         if self._repeats:
-            last = self._token(ast.star(last))
-            firsts[-1] = ast.concat(firsts[-1], last)
+            last = self._token(nodes.star(last))
+            firsts[-1] = nodes.concat(firsts[-1], last)
         elif not self._needed:
-            last = self._token(ast.optional(last))
+            last = self._token(nodes.optional(last))
         while len(firsts) > 1:
             groups = [firsts[i : i + _GROUP] for i in range(0, len(firsts), _GROUP)]
             firsts = [self._first(group, None) for group in groups[:-1]] + [self._first(groups[-1], last)]
             if len(groups[-1]) > 1:
-                last = ast.concat(self._comma, firsts[-1])
-                last = last if self._needed else self._token(ast.optional(last))
-        return firsts[0] if self._needed else ast.optional(firsts[0])
+                last = nodes.concat(self._comma, firsts[-1])
+                last = last if self._needed else self._token(nodes.optional(last))
+        return firsts[0] if self._needed else nodes.optional(firsts[0])
 
     def _first(self, group: list[Node], last: Node | None) -> Node:
         """The text that one of a group begins; `last` is what of its last one follows others, if not an option."""
@@ -162,8 +162,8 @@ class _Groups:
         ways: list[Node] = [group[-1]]
         rest: Node = EMPTY
         for i in range(len(group) - 1, 0, -1):
-            option = ast.optional(ast.concat(self._comma, group[i]))
+            option = nodes.optional(nodes.concat(self._comma, group[i]))
             after, last = last or (self._token(option) if i > 1 else option), None  # that of the second is named once
-            rest = ast.concat(after, rest)
-            ways.append(ast.concat(group[i - 1], rest))
-        return self._token(ast.alternation(*reversed(ways)))
+            rest = nodes.concat(after, rest)
+            ways.append(nodes.concat(group[i - 1], rest))
+        return self._token(nodes.alternation(*reversed(ways)))

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Array, Shape, both, item_at
 from graftlm.core.grammar.schema.text.branches import (
     MAX_PLACES,
@@ -118,7 +118,7 @@ class Items:
         found = []
         for value, (after, ups) in branch(formula, asked, self._lowering.algebra.reduced):
             node = self._lowering.value(value)
-            if node != ast.NOTHING:
+            if node != nodes.NOTHING:
                 found.append((node, after, ups))
         return found
 

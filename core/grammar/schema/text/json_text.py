@@ -14,88 +14,88 @@ from operator import itemgetter
 from os.path import commonprefix
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node, Range
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node, Range
 from graftlm.core.grammar.schema.text.spelled_automaton import spelled
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
-QUOTE = ast.literal('"')
-RAW: tuple[Range, ...] = ((0x20, 0x21), (0x23, 0x5B), (0x5D, ast.MAX_CODE_POINT))
+QUOTE = nodes.literal('"')
+RAW: tuple[Range, ...] = ((0x20, 0x21), (0x23, 0x5B), (0x5D, nodes.MAX_CODE_POINT))
 _ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in (*range(0x20), 0x22, 0x5C)}
 
 
 def spelling(ranges: Iterable[Range]) -> Node:
     """One character of `ranges` as it is written inside a JSON string."""
-    return _spelling(ast.normalise(ranges))
+    return _spelling(nodes.normalise(ranges))
 
 
 @lru_cache(maxsize=4096)
 def _spelling(wanted: tuple[Range, ...]) -> Node:
     escaped = [text for code, text in _ESCAPES.items() if any(low <= code <= high for low, high in wanted)]
-    return ast.alternation(ast.char_set(ast.intersect(wanted, RAW)), _one_of(escaped))
+    return nodes.alternation(nodes.char_set(nodes.intersect(wanted, RAW)), _one_of(escaped))
 
 
 def _one_of(texts: list[str]) -> Node:
     """One of these, written with what they share: patterns repeat it, and all that reads them takes each word anew."""
     if len(texts) < 2:
-        return ast.alternation(*map(ast.literal, texts))
+        return nodes.alternation(*map(nodes.literal, texts))
     shared = commonprefix(texts)
     if shared:
-        return ast.concat(ast.literal(shared), _one_of([text[len(shared) :] for text in texts]))
+        return nodes.concat(nodes.literal(shared), _one_of([text[len(shared) :] for text in texts]))
     letters = "".join(text for text in texts if len(text) == 1)
     longer = groupby(sorted(text for text in texts if len(text) > 1), key=itemgetter(0))
-    return ast.alternation(ast.chars(letters), *(_one_of(list(group)) for _, group in longer))
+    return nodes.alternation(nodes.chars(letters), *(_one_of(list(group)) for _, group in longer))
 
 
 def _text_char() -> Node:
-    hexadecimal = ast.chars("0123456789abcdefABCDEF")
-    short = ast.concat(ast.literal("\\"), ast.chars('"\\/bfnrt'))
-    control = ast.concat(ast.literal("\\u00"), ast.chars("01"), hexadecimal)
-    return ast.alternation(ast.char_set(RAW), short, control)
+    hexadecimal = nodes.chars("0123456789abcdefABCDEF")
+    short = nodes.concat(nodes.literal("\\"), nodes.chars('"\\/bfnrt'))
+    control = nodes.concat(nodes.literal("\\u00"), nodes.chars("01"), hexadecimal)
+    return nodes.alternation(nodes.char_set(RAW), short, control)
 
 
 TEXT_CHAR = _text_char()
 """One character of free text."""
 
-NAME_CHAR = spelling(ast.ANY_CHAR.ranges)
+NAME_CHAR = spelling(nodes.ANY_CHAR.ranges)
 """One character of a member's name, or of text that a pattern describes: exactly one spelling each."""
 
 
 def spell(node: Node) -> Node:
     """`node`, a language of plain text, as it is written inside a JSON string."""
     match node:
-        case ast.Literal(data):
+        case nodes.Literal(data):
             return _spell_bytes(data)
-        case ast.CharSet(ranges):
+        case nodes.CharSet(ranges):
             return _spelling(ranges)
-        case ast.Concat(items):
-            return ast.concat(*map(spell, items))
-        case ast.Alternation(items):
-            return ast.alternation(*map(spell, items))
-        case ast.Repeat(item, minimum, maximum):
-            return ast.repeat(spell(item), minimum, maximum)
-        case ast.Intersection(items):
-            return ast.Intersection(tuple(map(spell, items)))
-        case ast.Difference(item, minus):
-            return ast.Difference(spell(item), spell(minus))
-        case ast.Empty():
+        case nodes.Concat(items):
+            return nodes.concat(*map(spell, items))
+        case nodes.Alternation(items):
+            return nodes.alternation(*map(spell, items))
+        case nodes.Repeat(item, minimum, maximum):
+            return nodes.repeat(spell(item), minimum, maximum)
+        case nodes.Intersection(items):
+            return nodes.Intersection(tuple(map(spell, items)))
+        case nodes.Difference(item, minus):
+            return nodes.Difference(spell(item), spell(minus))
+        case nodes.Empty():
             return node
-        case ast.Graph(rows, accepting):
-            return ast.Graph(tuple(tuple((spell(item), target) for item, target in row) for row in rows), accepting)
-        case ast.Automaton():
+        case nodes.Graph(rows, accepting):
+            return nodes.Graph(tuple(tuple((spell(item), target) for item, target in row) for row in rows), accepting)
+        case nodes.Automaton():
             return spelled(node)
-        case ast.Rule():
+        case nodes.Rule():
             raise AssertionError(f"the rule {node.name!r} is not a language of plain text")
 
 
 def quoted(node: Node) -> Node:
     """A JSON string with `node`, already spelled, between its quotation marks."""
-    return ast.concat(QUOTE, node, QUOTE)
+    return nodes.concat(QUOTE, node, QUOTE)
 
 
 def string(text: str) -> Node:
     """The JSON string of `text`. Raises GrammarError for a lone surrogate."""
-    return ast.Literal(string_bytes(text))
+    return nodes.Literal(string_bytes(text))
 
 
 def string_bytes(text: str) -> bytes:
@@ -105,7 +105,7 @@ def string_bytes(text: str) -> bytes:
 
 def written(text: str) -> Node:
     """`text`, a JSON string with its quotation marks. Raises GrammarError for a lone surrogate."""
-    return ast.Literal(encoded(text))
+    return nodes.Literal(encoded(text))
 
 
 def encoded(text: str) -> bytes:
@@ -118,7 +118,7 @@ def encoded(text: str) -> bytes:
 
 def inside(text: str) -> Node:
     """`text` as it is written inside a JSON string. Raises GrammarError for a lone surrogate."""
-    return ast.literal(bytes_inside(text))
+    return nodes.literal(bytes_inside(text))
 
 
 def bytes_inside(text: str) -> bytes:
@@ -140,22 +140,22 @@ def other_names(names: Iterable[str]) -> Node:
             state = after
         ends.add(state)
     if not ends:
-        return ast.star(TEXT_CHAR)
+        return nodes.star(TEXT_CHAR)
     free, rest = len(trie), len(trie) + 1
     rows: list[tuple[tuple[Node, int], ...]] = []
     for row in trie:
         children = [(_char(char), after) for char, after in row.items()]
         if all(char in _PLAIN for char in row):  # what takes several bytes, to leave the trie, has its states once
-            rows.append((*children, (_but(frozenset(row), _PLAIN_RANGES), free), (ast.EMPTY, rest)))
+            rows.append((*children, (_but(frozenset(row), _PLAIN_RANGES), free), (nodes.EMPTY, rest)))
         else:
-            rows.append((*children, (_but(frozenset(row), ast.ANY_CHAR.ranges), free)))
-    others = spelling(ast.complement(_PLAIN_RANGES))
+            rows.append((*children, (_but(frozenset(row), nodes.ANY_CHAR.ranges), free)))
+    others = spelling(nodes.complement(_PLAIN_RANGES))
     accepting = frozenset(range(free + 1)) - ends
-    return ast.Graph((*rows, ((TEXT_CHAR, free),), ((others, free),)), accepting)
+    return nodes.Graph((*rows, ((TEXT_CHAR, free),), ((others, free),)), accepting)
 
 
 _PLAIN = frozenset(map(chr, range(0x20, 0x7F))) - {'"', "\\"}
-_PLAIN_RANGES = ast.normalise((ord(char), ord(char)) for char in _PLAIN)
+_PLAIN_RANGES = nodes.normalise((ord(char), ord(char)) for char in _PLAIN)
 
 
 @lru_cache(maxsize=1024)
@@ -166,11 +166,11 @@ def _char(char: str) -> Node:
 @lru_cache(maxsize=4096)
 def _but(chars: frozenset[str], ranges: tuple[Range, ...]) -> Node:
     """One character of `ranges` but these, as it is written."""
-    return spelling(ast.intersect(ranges, ast.complement((ord(char), ord(char)) for char in chars)))
+    return spelling(nodes.intersect(ranges, nodes.complement((ord(char), ord(char)) for char in chars)))
 
 
 def _spell_bytes(data: bytes) -> Node:
     try:
-        return ast.literal(_encode(data.decode())[1:-1])
+        return nodes.literal(_encode(data.decode())[1:-1])
     except UnicodeDecodeError as error:
         raise AssertionError(f"{data!r} is not text") from error

@@ -9,11 +9,11 @@ from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.automata.products.letters import are_apart
 from graftlm.core.grammar.automata.products.witness import has_witness, has_witness_in_parts
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Both, Literals, Object, Shape, Text, both
 from graftlm.core.grammar.schema.text import json_text
@@ -224,7 +224,7 @@ class MemberWays:
         found: list[tuple[Key, Shape, Formula]] = []
         for passed, failed in self._kinds_of_names(tests, alive):
             ways = list(self._branch(formula, {leaf: _other_member(leaf, passed) for leaf in alive}))
-            if ways and self.name(passed, failed) != ast.NOTHING:
+            if ways and self.name(passed, failed) != nodes.NOTHING:
                 found += [((passed, failed), value, after) for value, after in ways]
         return found
 
@@ -237,7 +237,7 @@ class MemberWays:
                 passing = [(passed, failed) for passed, failed in passing if self._fit_in_pairs(passed)]
             kinds = passing + [(passed, (*failed, test)) for passed, failed in kinds]
             if len(kinds) > MAX_KINDS:
-                kinds = [(passed, failed) for passed, failed in kinds if self.name(passed, failed) != ast.NOTHING]
+                kinds = [(passed, failed) for passed, failed in kinds if self.name(passed, failed) != nodes.NOTHING]
             if len(kinds) > MAX_KINDS:
                 raise GrammarError(
                     f"{len(tests)} patterns and propertyNames in one object, and names can match more than {MAX_KINDS} "
@@ -249,7 +249,7 @@ class MemberWays:
 
     def _fit_in_pairs(self, passed: tuple[_Test, ...]) -> bool:
         """Whether a name may pass the last of these tests together with each of the others."""
-        return all(self.name((test, passed[-1]), ()) != ast.NOTHING for test in passed[:-1])
+        return all(self.name((test, passed[-1]), ()) != nodes.NOTHING for test in passed[:-1])
 
     def name(self, passed: tuple[_Test, ...], failed: tuple[_Test, ...]) -> Node | None:
         """Names that are not declared, pass some tests and fail the others, as they are written; None for all names."""
@@ -260,18 +260,20 @@ class MemberWays:
     def _name_node(self, passed: tuple[_Test, ...], failed: tuple[_Test, ...]) -> Node | None:
         inside = [self._test_node(test, wide=False) for test in passed]
         if any(are_apart(one, other) for one, other in combinations(inside, 2)):
-            return ast.NOTHING
+            return nodes.NOTHING
         outside = failing = [self._test_node(test, wide=True) for test in failed]
         if not passed and not failed:
             return None
         if self.names:
-            outside = [*failing, ast.alternation(*(json_text.inside(name) for name in self.names))]
+            outside = [*failing, nodes.alternation(*(json_text.inside(name) for name in self.names))]
         if not inside:
-            inside = [ast.star(json_text.NAME_CHAR)]
-        node: Node = inside[0] if len(inside) == 1 else ast.Intersection(tuple(inside))
+            inside = [nodes.star(json_text.NAME_CHAR)]
+        node: Node = inside[0] if len(inside) == 1 else nodes.Intersection(tuple(inside))
         if outside:
-            node = ast.Difference(node, ast.alternation(*outside))
-        if not isinstance(node, ast.Intersection | ast.Difference) or has_witness(inside, failing, self._written_names):
+            node = nodes.Difference(node, nodes.alternation(*outside))
+        if not isinstance(node, nodes.Intersection | nodes.Difference) or has_witness(
+            inside, failing, self._written_names
+        ):
             return node
         try:
             is_empty = _is_empty_in_pairs(inside, failing) or product.is_empty(node)
@@ -281,7 +283,7 @@ class MemberWays:
             if not has_witness_in_parts(inside, failing, self._written_names, low):
                 raise
             is_empty = False
-        return ast.NOTHING if is_empty else node
+        return nodes.NOTHING if is_empty else node
 
     @cached_property
     def _written_names(self) -> frozenset[bytes]:
@@ -296,8 +298,8 @@ class MemberWays:
         pieces = self._pieces(test)
         if wide:  # everything but what surely fails
             failing = self._algebra.pieces_outside(test, "string")
-            return ast.Difference(ast.star(json_text.NAME_CHAR), ast.alternation(*map(_spelled, failing)))
-        return ast.alternation(*map(_spelled, pieces))
+            return nodes.Difference(nodes.star(json_text.NAME_CHAR), nodes.alternation(*map(_spelled, failing)))
+        return nodes.alternation(*map(_spelled, pieces))
 
 
 def _never_there(formula: Formula, names: list[str]) -> set[str]:
@@ -317,8 +319,8 @@ def _is_empty_in_pairs(inside: list[Node], failing: list[Node]) -> bool:
     Most combinations are empty for that, and pairs are few.
     """
     pairs: Iterator[Node] = chain(
-        (ast.Intersection(pair) for pair in combinations(inside, 2)),
-        (ast.Difference(item, minus) for item in inside for minus in failing),
+        (nodes.Intersection(pair) for pair in combinations(inside, 2)),
+        (nodes.Difference(item, minus) for item in inside for minus in failing),
     )
     try:
         return any(map(product.is_empty, pairs))
@@ -330,9 +332,9 @@ def _spelled(piece: Shape) -> Node:
     """Names as they are written, one spelling each, without quotation marks."""
     match piece:
         case Literals(texts):
-            return ast.alternation(*(ast.literal(text[1:-1]) for text in texts))
+            return nodes.alternation(*(nodes.literal(text[1:-1]) for text in texts))
         case Text(low, high, (), (), (), (), ()):
-            return ast.repeat(json_text.NAME_CHAR, low, high)
+            return nodes.repeat(json_text.NAME_CHAR, low, high)
         case Text():
             return text_language.node(piece)
         case _:

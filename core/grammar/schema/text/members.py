@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.schema.algebra.shapes import Shape
 from graftlm.core.grammar.schema.text import declared
 from graftlm.core.grammar.schema.text.branches import Formula, Walk
@@ -62,8 +62,8 @@ class Members:
         ways = self._ways.of(state)
         if not ways.ends or any([target != state for _, _, target in ways.present]):
             return None
-        others = ast.alternation(*[node for node, _ in self._members(ways.present)])
-        if ast.is_nothing(others):
+        others = nodes.alternation(*[node for node, _ in self._members(ways.present)])
+        if nodes.is_nothing(others):
             return declared.in_order(self._lowering, written, needed, None)
         return declared.in_order(self._lowering, written, needed, self._lowering.tokens.token(others))
 
@@ -95,8 +95,8 @@ class Members:
         found = []
         for key, shape, target in ways:
             name, value = self._key(key), self._lowering.value(shape)
-            if not ast.is_nothing(value):
-                found.append((ast.concat(name, value), target))
+            if not nodes.is_nothing(value):
+                found.append((nodes.concat(name, value), target))
         return found
 
     def _key(self, key: Key) -> Node:

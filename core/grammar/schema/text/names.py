@@ -8,10 +8,10 @@ from functools import cache
 
 import numpy as np
 
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.name_trie import FREE, leave_trie
 
@@ -28,7 +28,7 @@ def names_but(names: Sequence[str]) -> ArrayAutomaton:
 @cache
 def _text() -> tuple[Int32Array, Int32Array]:
     """The edges of any text that is not empty, as `leave_trie` wants them."""
-    found = product.product(ast.concat(json_text.NAME_CHAR, ast.star(json_text.TEXT_CHAR)))
+    found = product.product(nodes.concat(json_text.NAME_CHAR, nodes.star(json_text.TEXT_CHAR)))
     assert found.rows[0][0] == (0x20, 0x21, FREE)
     edges = [(state, target, low, high) for state, row in enumerate(found.rows) for low, high, target in row]
     starts = np.cumsum([0, *map(len, found.rows)])

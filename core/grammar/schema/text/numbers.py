@@ -14,20 +14,22 @@ from functools import cache
 from math import lcm, ulp
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import EMPTY, Node
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import EMPTY, Node
 from graftlm.core.grammar.schema.algebra.shapes import Number
 from graftlm.core.grammar.schema.text.bounds import DIGIT, FRACTION, NONZERO, NOTHING, POINT, ZERO, in_bounds
 
-NATURAL = ast.alternation(ZERO, ast.concat(NONZERO, ast.star(DIGIT)))
-EXPONENT = ast.optional(ast.concat(ast.chars("eE"), ast.optional(ast.chars("+-")), ast.plus(DIGIT)))
-INTEGER = ast.alternation(ZERO, ast.concat(ast.optional(ast.literal("-")), NONZERO, ast.star(DIGIT)))
-NUMBER = ast.concat(ast.optional(ast.literal("-")), NATURAL, FRACTION, EXPONENT)
-_SHORT = ast.concat(NONZERO, ast.repeat(DIGIT, 0, 8))
-ONE_SPELLING = ast.alternation(
+NATURAL = nodes.alternation(ZERO, nodes.concat(NONZERO, nodes.star(DIGIT)))
+EXPONENT = nodes.optional(nodes.concat(nodes.chars("eE"), nodes.optional(nodes.chars("+-")), nodes.plus(DIGIT)))
+INTEGER = nodes.alternation(ZERO, nodes.concat(nodes.optional(nodes.literal("-")), NONZERO, nodes.star(DIGIT)))
+NUMBER = nodes.concat(nodes.optional(nodes.literal("-")), NATURAL, FRACTION, EXPONENT)
+_SHORT = nodes.concat(NONZERO, nodes.repeat(DIGIT, 0, 8))
+ONE_SPELLING = nodes.alternation(
     ZERO,
-    ast.concat(ast.optional(ast.literal("-")), NONZERO, ast.repeat(DIGIT, 0, 14)),
-    ast.concat(ast.optional(ast.literal("-")), ast.alternation(ZERO, _SHORT), POINT, ast.repeat(DIGIT, 0, 5), NONZERO),
+    nodes.concat(nodes.optional(nodes.literal("-")), NONZERO, nodes.repeat(DIGIT, 0, 14)),
+    nodes.concat(
+        nodes.optional(nodes.literal("-")), nodes.alternation(ZERO, _SHORT), POINT, nodes.repeat(DIGIT, 0, 5), NONZERO
+    ),
 )
 """Numbers of 15 digits without an exponent, "-0" and zeros at the end of a fraction: unequal texts, unequal float64."""
 MAX_RESIDUES = 2_000
@@ -45,14 +47,16 @@ def number(shape: Number) -> Node:
     """All texts of numbers of this shape (see above for what bounds leave out); NOTHING when there is none."""
     if shape.no_multiple_of:
         allowed = number(replace(shape, no_multiple_of=())) if shape.multiple_of else in_bounds(shape)
-        return ast.Difference(allowed, ast.alternation(*(_multiples((step,), False) for step in shape.no_multiple_of)))
+        return nodes.Difference(
+            allowed, nodes.alternation(*(_multiples((step,), False) for step in shape.no_multiple_of))
+        )
     bounded = shape.minimum is not None or shape.maximum is not None
     if not bounded and not shape.multiple_of:
         return INTEGER if shape.integer else NUMBER
     if not shape.multiple_of:
         return in_bounds(shape)
     multiples = _multiples(shape.multiple_of, shape.integer)
-    return ast.Intersection((in_bounds(shape), multiples)) if bounded else multiples
+    return nodes.Intersection((in_bounds(shape), multiples)) if bounded else multiples
 
 
 def readable(shape: Number, *, context_free: bool) -> Node:
@@ -82,7 +86,9 @@ def readable(shape: Number, *, context_free: bool) -> Node:
         return number(replace(shape, minimum=low, maximum=high, integer=True))
     if low == 0 and not shape.exclusive_minimum:
         return SIGNIFICANT
-    return ast.Intersection((number(shape), ast.concat(ast.optional(ast.literal("-")), _significant(most, most))))
+    return nodes.Intersection(
+        (number(shape), nodes.concat(nodes.optional(nodes.literal("-")), _significant(most, most)))
+    )
 
 
 def _unlike_zero(shape: Number) -> Number:
@@ -121,13 +127,13 @@ def _readable_multiples(shape: Number) -> Node:
         allowed = _multiples(shape.multiple_of, shape.integer, num_whole)
     elif shape.integer or modulus == 1:
         significant = _significant(num_whole if shape.integer else EXACT_DIGITS, num_whole)
-        allowed = ast.concat(ast.optional(ast.literal("-")), significant)
+        allowed = nodes.concat(nodes.optional(nodes.literal("-")), significant)
     else:
         allowed = _short(num_whole)
-    within = ast.Intersection((in_bounds(replace(shape, multiple_of=(), no_multiple_of=())), allowed))
+    within = nodes.Intersection((in_bounds(replace(shape, multiple_of=(), no_multiple_of=())), allowed))
     if not shape.no_multiple_of:
         return within
-    return ast.Difference(within, ast.alternation(*(_multiples((step,), False) for step in shape.no_multiple_of)))
+    return nodes.Difference(within, nodes.alternation(*(_multiples((step,), False) for step in shape.no_multiple_of)))
 
 
 def _num_places(step: Decimal) -> int:
@@ -138,41 +144,41 @@ def _num_places(step: Decimal) -> int:
 
 def _capped(node: Node, count: int) -> Node:
     """`node`, whose endless repeats are of digits, with at most `count` of them."""
-    if isinstance(node, ast.Repeat) and node.max is None:
-        return ast.repeat(node.item, node.min, max(node.min, count))
-    return ast.map_children(lambda child: _capped(child, count), node)
+    if isinstance(node, nodes.Repeat) and node.max is None:
+        return nodes.repeat(node.item, node.min, max(node.min, count))
+    return nodes.map_children(lambda child: _capped(child, count), node)
 
 
 def _significant(num_digits: int, num_whole: int) -> Node:
     """Digits, a point among them or none: `num_digits` but for the zero that leads, `num_whole` before the point."""
 
     def fraction(most: int) -> Node:
-        return ast.concat(POINT, ast.repeat(DIGIT, 1, most))
+        return nodes.concat(POINT, nodes.repeat(DIGIT, 1, most))
 
     after: Node = EMPTY
     for written in range(num_whole, 0, -1):
-        more = ast.concat(DIGIT, after) if written < num_whole else NOTHING
+        more = nodes.concat(DIGIT, after) if written < num_whole else NOTHING
         left = num_digits - written
-        after = ast.optional(ast.alternation(fraction(left) if left else NOTHING, more))
-    return ast.alternation(ast.concat(ZERO, ast.optional(fraction(num_digits))), ast.concat(NONZERO, after))
+        after = nodes.optional(nodes.alternation(fraction(left) if left else NOTHING, more))
+    return nodes.alternation(nodes.concat(ZERO, nodes.optional(fraction(num_digits))), nodes.concat(NONZERO, after))
 
 
 def _short(num_whole: int) -> Node:
     """Numbers of at most 15 digits, `num_whole` before the point, that take few states."""
     most = min(num_whole, EXACT_DIGITS - _MAX_PLACES)
-    whole = ast.alternation(ZERO, ast.concat(NONZERO, ast.repeat(DIGIT, 0, most - 1)))
-    longer = ast.concat(NONZERO, ast.repeat(DIGIT, most, num_whole - 1))
-    fraction = ast.concat(POINT, ast.repeat(DIGIT, 1, _MAX_PLACES))
-    return ast.concat(
-        ast.optional(ast.literal("-")), ast.alternation(ast.concat(whole, ast.optional(fraction)), longer)
+    whole = nodes.alternation(ZERO, nodes.concat(NONZERO, nodes.repeat(DIGIT, 0, most - 1)))
+    longer = nodes.concat(NONZERO, nodes.repeat(DIGIT, most, num_whole - 1))
+    fraction = nodes.concat(POINT, nodes.repeat(DIGIT, 1, _MAX_PLACES))
+    return nodes.concat(
+        nodes.optional(nodes.literal("-")), nodes.alternation(nodes.concat(whole, nodes.optional(fraction)), longer)
     )
 
 
 SIGNIFICANT = _significant(MAX_DIGITS, MAX_DIGITS)
-FLOAT = ast.concat(
-    ast.optional(ast.literal("-")),
+FLOAT = nodes.concat(
+    nodes.optional(nodes.literal("-")),
     SIGNIFICANT,
-    ast.optional(ast.concat(ast.chars("eE"), ast.optional(ast.chars("+-")), ast.repeat(DIGIT, 1, 2))),
+    nodes.optional(nodes.concat(nodes.chars("eE"), nodes.optional(nodes.chars("+-")), nodes.repeat(DIGIT, 1, 2))),
 )
 
 
@@ -203,7 +209,7 @@ def _float_automaton() -> Node:
     rows += [[*([digits(left + n - 1)] if n else []), *to_exponent] for n in range(MAX_DIGITS + 1)]
     rows += [[digits(left + n - 1)] if n else [] for n in range(MAX_DIGITS + 1)]
     accepting = {zero, ones, tens, *range(whole, points)}
-    return ast.Automaton(tuple(map(tuple, rows)), frozenset(accepting))
+    return nodes.Automaton(tuple(map(tuple, rows)), frozenset(accepting))
 
 
 def _multiples(steps: tuple[Decimal, ...], integer: bool, num_whole: int | None = None) -> Node:
@@ -228,12 +234,12 @@ def _decimals(places: int | None, num_whole: int | None) -> Node:
     The digits after the point are no counted repeat, which would take a counter.
     """
     most = None if num_whole is None else num_whole - 1
-    whole = ast.alternation(ZERO, ast.concat(NONZERO, ast.repeat(DIGIT, 0, most)))
-    digits = ast.concat(DIGIT if places else ZERO, ast.star(ZERO))
+    whole = nodes.alternation(ZERO, nodes.concat(NONZERO, nodes.repeat(DIGIT, 0, most)))
+    digits = nodes.concat(DIGIT if places else ZERO, nodes.star(ZERO))
     for _ in range((places or 1) - 1):
-        digits = ast.concat(DIGIT, ast.optional(digits))
-    fraction = EMPTY if places is None else ast.optional(ast.concat(POINT, digits))
-    return ast.concat(ast.optional(ast.literal("-")), whole, fraction)
+        digits = nodes.concat(DIGIT, nodes.optional(digits))
+    fraction = EMPTY if places is None else nodes.optional(nodes.concat(POINT, digits))
+    return nodes.concat(nodes.optional(nodes.literal("-")), whole, fraction)
 
 
 def _modulus(steps: tuple[Decimal, ...], integer: bool = False) -> tuple[int, int]:
@@ -296,4 +302,4 @@ def _residue_automaton(modulus: int, places: int, with_point: bool, num_whole: i
             ]
         elif kind in ("point", "part", "rest"):
             row.append((zero_code, zero_code, state("rest", residue, places)))
-    return ast.Automaton(tuple(tuple(sorted(row)) for row in rows), frozenset(accepting))
+    return nodes.Automaton(tuple(tuple(sorted(row)) for row in rows), frozenset(accepting))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from graftlm.core.grammar.ast import Automaton
+from graftlm.core.grammar.nodes.nodes import Automaton
 
 _PLAIN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xFF))
 _ESCAPES = {code: json.dumps(chr(code))[1:-1].encode() for code in (*range(0x20), 0x22, 0x5C)}

@@ -7,9 +7,9 @@ import json
 from functools import cached_property, lru_cache
 from typing import Any
 
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.schema.algebra.shapes import Number, Text
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.names import names_but
@@ -17,7 +17,7 @@ from graftlm.core.grammar.spec import JsonSchema, Options
 
 _Edge = tuple[Node, int]
 
-_BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)
+_BLANKS = nodes.repeat(nodes.chars(" \t\n\r"), 0, 20)
 
 
 class JsonTokens:
@@ -40,12 +40,12 @@ class JsonTokens:
         self.ending: frozenset[str] = frozenset()
         self._tokens: dict[Node | bytes, Rule] = {}
         self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
-        after = ast.literal(" ") if options.whitespace == "single" else self._blanks
+        after = nodes.literal(" ") if options.whitespace == "single" else self._blanks
         self._names: dict[str, Node] = {}
         self._other_names: dict[frozenset[str], Node] = {}
         self._brackets: dict[str, tuple[Node, Node]] = {}  # by the opening one, with the closing one
-        self.comma = self.token(ast.concat(self._blanks, ast.literal(","), after))
-        self._colon = ast.concat(self._blanks, ast.literal(":"), after)
+        self.comma = self.token(nodes.concat(self._blanks, nodes.literal(","), after))
+        self._colon = nodes.concat(self._blanks, nodes.literal(":"), after)
         self._starts: tuple[_Edge, ...] = ()
         self._passed: list[tuple[_Edge, ...]] = []
 
@@ -64,9 +64,9 @@ class JsonTokens:
 
     def token(self, node: Node) -> Node:
         """`node` as a rule of its own, in a grammar that has rules; it may derive the empty text."""
-        if not self.has_rules or ast.is_nothing(node):
+        if not self.has_rules or nodes.is_nothing(node):
             return node
-        key = node.data if isinstance(node, ast.Literal) else node  # which is hashed and compared far sooner
+        key = node.data if isinstance(node, nodes.Literal) else node  # which is hashed and compared far sooner
         found = self._tokens.get(key)
         if found is None:
             found = self._tokens[key] = Rule(f"{self.prefix} token {len(self._tokens)}")
@@ -82,7 +82,7 @@ class JsonTokens:
             case list():
                 return self.bracketed("[", self._joined([self.literal(item) for item in value]), "]")
             case dict():
-                pairs = [ast.concat(self.name(name), self.literal(item)) for name, item in value.items()]
+                pairs = [nodes.concat(self.name(name), self.literal(item)) for name, item in value.items()]
                 return self.bracketed("{", self._joined(pairs), "}")
             case _:
                 return self.token(self.scalar(value))
@@ -93,9 +93,9 @@ class JsonTokens:
             case str():
                 return json_text.string(value)
             case float() if value.is_integer():  # 2.0 is the integer 2 as well
-                return ast.alternation(ast.literal(json.dumps(value)), ast.literal(str(int(value))))
+                return nodes.alternation(nodes.literal(json.dumps(value)), nodes.literal(str(int(value))))
             case _:
-                return ast.literal(json.dumps(value))
+                return nodes.literal(json.dumps(value))
 
     @staticmethod
     def scalar_text(text: str) -> Node:
@@ -103,23 +103,23 @@ class JsonTokens:
         return json_text.written(text) if text[0] == '"' else JsonTokens.scalar(json.loads(text))
 
     def _joined(self, items: list[Node]) -> Node:
-        return ast.concat(*[part for item in items for part in (self.comma, item)][1:])
+        return nodes.concat(*[part for item in items for part in (self.comma, item)][1:])
 
     def name(self, name: str) -> Node:
         """The name of a member and the colon."""
         found = self._names.get(name)
         if found is None:
             text = json_text.string_bytes(name)
-            if isinstance(self._colon, ast.Literal):
-                found = self.token(ast.Literal(text + self._colon.data))
+            if isinstance(self._colon, nodes.Literal):
+                found = self.token(nodes.Literal(text + self._colon.data))
             else:
-                found = self.token(ast.concat(ast.Literal(text), self._colon))
+                found = self.token(nodes.concat(nodes.Literal(text), self._colon))
             self._names[name] = found
         return found
 
     def key(self, name: Node) -> Node:
         """The same of any name in `name`, a language of names as they are written."""
-        return self.token(ast.concat(json_text.quoted(name), self._colon))
+        return self.token(nodes.concat(json_text.quoted(name), self._colon))
 
     def other_names(self, names: list[str]) -> Node:
         """Any name but these, as it is written: the same node in whatever order they come."""
@@ -136,8 +136,8 @@ class JsonTokens:
             return json_text.other_names(names)
         # llguidance follows a difference faster than a trie; but then a name must have one spelling
         one_spelling = all(name.isprintable() and "/" not in name for name in names)
-        anything = ast.star(json_text.TEXT_CHAR if one_spelling else json_text.NAME_CHAR)
-        return ast.Difference(anything, ast.alternation(*map(json_text.inside, names)))
+        anything = nodes.star(json_text.TEXT_CHAR if one_spelling else json_text.NAME_CHAR)
+        return nodes.Difference(anything, nodes.alternation(*map(json_text.inside, names)))
 
     def starts_and_passed(self, count: int) -> tuple[tuple[_Edge, ...], list[tuple[_Edge, ...]]]:
         """Edges of a walk over `count` members or more that may each be left out: state 0 has written nothing,
@@ -152,13 +152,13 @@ class JsonTokens:
         return self._starts, self._passed
 
     def bracketed(self, left: str, inside: Node, right: str) -> Node:
-        if ast.is_nothing(inside):
+        if nodes.is_nothing(inside):
             return NOTHING
         marks = self._brackets.get(left)
         if marks is None:
-            opening = self.token(ast.concat(ast.literal(left), self._blanks))
-            marks = self._brackets[left] = opening, self.token(ast.concat(self._blanks, ast.literal(right)))
-        return ast.concat(marks[0], inside, marks[1])
+            opening = self.token(nodes.concat(nodes.literal(left), self._blanks))
+            marks = self._brackets[left] = opening, self.token(nodes.concat(self._blanks, nodes.literal(right)))
+        return nodes.concat(marks[0], inside, marks[1])
 
 
 def _is_common(shape: Text | Number) -> bool:

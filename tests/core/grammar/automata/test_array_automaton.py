@@ -2,9 +2,9 @@ import pickle
 
 import numpy as np
 
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.nodes import nodes
 
 EDGES = [[0, 2, 0x61, 0x61], [0, 1, 0x62, 0x7A], [2, 1, 0x61, 0x7A]]
 ROWS = (((0x61, 0x61, 2), (0x62, 0x7A, 1)), (), ((0x61, 0x7A, 1),))
@@ -21,7 +21,7 @@ def test_edges_in_an_array_are_rows_to_whoever_asks_for_them() -> None:
 
 
 def test_the_dfa_is_that_of_the_rows() -> None:
-    of_edges, of_rows = Dfa.compile(automaton([1])), Dfa.compile(ast.Automaton(ROWS, frozenset({1})))
+    of_edges, of_rows = Dfa.compile(automaton([1])), Dfa.compile(nodes.Automaton(ROWS, frozenset({1})))
     assert of_edges.table.tolist() == of_rows.table.tolist()
     assert of_edges.accepting.tolist() == of_rows.accepting.tolist()
 

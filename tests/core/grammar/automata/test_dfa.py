@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.endings import shortest_ending
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Limits
 
@@ -17,7 +17,7 @@ def compiled(pattern: str) -> Dfa:
     return Dfa.compile(parse(pattern))
 
 
-def json_string(minimum: int, maximum: int | None) -> ast.Node:
+def json_string(minimum: int, maximum: int | None) -> nodes.Node:
     return parse(rf'"([^"\\\x00-\x1f]|\\["\\nt]){{{minimum},{"" if maximum is None else maximum}}}"')
 
 
@@ -28,8 +28,8 @@ def test_a_long_string_bound_costs_a_counter_and_no_states() -> None:
 
 
 def test_twenty_bounded_fields_cost_twenty_times_one() -> None:
-    fields = [ast.concat(ast.literal(f'"field{i}":'), json_string(0, 400), ast.literal(",")) for i in range(20)]
-    assert Dfa.compile(ast.concat(*fields)).num_states < 800
+    fields = [nodes.concat(nodes.literal(f'"field{i}":'), json_string(0, 400), nodes.literal(",")) for i in range(20)]
+    assert Dfa.compile(nodes.concat(*fields)).num_states < 800
 
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(0, 20), (1, 20), (19, 20), (20, 20), (20, None), (2, 3000)])
@@ -161,16 +161,16 @@ def test_an_accepting_state_is_never_singular() -> None:
 
 
 @pytest.mark.parametrize(
-    "node", [ast.NOTHING, ast.concat(ast.literal("a"), ast.NOTHING), ast.CharSet(((0xD800, 0xDFFF),))]
+    "node", [nodes.NOTHING, nodes.concat(nodes.literal("a"), nodes.NOTHING), nodes.CharSet(((0xD800, 0xDFFF),))]
 )
-def test_a_language_without_texts_is_an_error(node: ast.Node) -> None:
+def test_a_language_without_texts_is_an_error(node: nodes.Node) -> None:
     with pytest.raises(GrammarError, match="no text matches"):
         Dfa.compile(node)
 
 
 def test_parts_that_cannot_match_leave_no_dead_ends() -> None:
-    dead = ast.Concat((ast.literal("ab"), ast.CharSet(((0xD800, 0xDFFF),))))
-    dfa = Dfa.compile(ast.Alternation((dead, ast.literal("ac"))))
+    dead = nodes.Concat((nodes.literal("ab"), nodes.CharSet(((0xD800, 0xDFFF),))))
+    dfa = Dfa.compile(nodes.Alternation((dead, nodes.literal("ac"))))
     assert dfa.run(dfa.start)[0] == b"ac"
 
 
@@ -191,6 +191,6 @@ def test_nested_repeats_cannot_exhaust_memory() -> None:
 
 def test_a_list_of_choices_compiles_to_its_trie() -> None:
     words = [f"item{i:05}" for i in range(5_000)]
-    dfa = Dfa.compile(ast.alternation(*map(ast.literal, words)))
+    dfa = Dfa.compile(nodes.alternation(*map(nodes.literal, words)))
     assert dfa.matches(b"item04999") and not dfa.matches(b"item05000")
     assert dfa.num_states < 6_000

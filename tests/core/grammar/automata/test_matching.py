@@ -4,9 +4,9 @@ from itertools import product as texts_of
 
 import pytest
 
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex import parser
 
 PATTERNS = [
@@ -26,16 +26,16 @@ def test_a_node_matches_the_texts_that_its_automaton_accepts(pattern: str, searc
 
 
 def test_products_and_walks_match_as_their_automata_do() -> None:
-    letters = ast.star(ast.chars("ab"))
-    walk = ast.Graph(
-        (((ast.literal("a"), 1), (letters, 2)), ((ast.EMPTY, 0), (ast.literal("b"), 2)), ()), frozenset({2})
+    letters = nodes.star(nodes.chars("ab"))
+    walk = nodes.Graph(
+        (((nodes.literal("a"), 1), (letters, 2)), ((nodes.EMPTY, 0), (nodes.literal("b"), 2)), ()), frozenset({2})
     )
-    even = ast.repeat(ast.concat(ast.ANY_CHAR, ast.ANY_CHAR), 1)
+    even = nodes.repeat(nodes.concat(nodes.ANY_CHAR, nodes.ANY_CHAR), 1)
     for node in (
-        ast.Intersection((walk, even)),
-        ast.Difference(walk, even),
-        ast.concat(ast.literal("a"), ast.Difference(letters, ast.literal("ab")), ast.literal("b")),
-        ast.concat(product.product(ast.Intersection((letters, even))), ast.literal("b")),
+        nodes.Intersection((walk, even)),
+        nodes.Difference(walk, even),
+        nodes.concat(nodes.literal("a"), nodes.Difference(letters, nodes.literal("ab")), nodes.literal("b")),
+        nodes.concat(product.product(nodes.Intersection((letters, even))), nodes.literal("b")),
     ):
         for length in range(6):
             for chosen in texts_of("ab", repeat=length):
@@ -44,5 +44,5 @@ def test_products_and_walks_match_as_their_automata_do() -> None:
 
 
 def test_many_repeats_of_what_may_be_empty_end_at_once() -> None:
-    assert matches(ast.repeat(ast.optional(ast.literal("a")), 10**9, 10**9), "aaa")
-    assert not matches(ast.repeat(ast.literal("a"), 10**9, 10**9), "aaa")
+    assert matches(nodes.repeat(nodes.optional(nodes.literal("a")), 10**9, 10**9), "aaa")
+    assert not matches(nodes.repeat(nodes.literal("a"), 10**9, 10**9), "aaa")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import for_parsers
 from graftlm.core.grammar.engines.lark_writer import to_lark
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import JsonSchema, Options
 from tests.core.grammar.vocabularies import byte_vocabulary
@@ -69,15 +69,15 @@ def test_each_kind_of_object_keeps_its_own_members(document: str, is_accepted: b
 
 
 def test_a_graph_is_written_as_one_regex_if_that_is_short() -> None:
-    graph = ast.Graph((((ast.literal("a"), 1),), ((ast.literal(",x"), 1),)), frozenset({1}))
+    graph = nodes.Graph((((nodes.literal("a"), 1),), ((nodes.literal(",x"), 1),)), frozenset({1}))
     text = to_lark(graph, {})
     assert text.count("\n") == 2
     assert [accepted(text, document) for document in ("a", "a,x,x", "a,", ",x")] == [True, True, False, False]
 
 
 def test_a_graph_over_rules_has_a_rule_for_each_state() -> None:
-    nest = {"a": ast.concat(ast.literal("("), ast.optional(ast.Rule("a")), ast.literal(")"))}
-    graph = ast.Graph((((ast.Rule("a"), 1), (ast.EMPTY, 2)), ((ast.literal(","), 0),), ()), frozenset({1, 2}))
+    nest = {"a": nodes.concat(nodes.literal("("), nodes.optional(nodes.Rule("a")), nodes.literal(")"))}
+    graph = nodes.Graph((((nodes.Rule("a"), 1), (nodes.EMPTY, 2)), ((nodes.literal(","), 0),), ()), frozenset({1, 2}))
     text = to_lark(graph, nest)
     found = [accepted(text, document) for document in ("", "(())", "(),()", "(),", "(", "())")]
     assert found == [True, True, True, True, False, False]
@@ -85,53 +85,60 @@ def test_a_graph_over_rules_has_a_rule_for_each_state() -> None:
 
 def test_a_regular_part_that_matches_nothing_is_optional() -> None:
     text = to_lark(
-        ast.concat(ast.Rule("r"), ast.star(ast.chars("x"))), {"r": ast.concat(ast.chars("([")), "s": ast.EMPTY}
+        nodes.concat(nodes.Rule("r"), nodes.star(nodes.chars("x"))),
+        {"r": nodes.concat(nodes.chars("([")), "s": nodes.EMPTY},
     )
     assert accepted(text, "(") and accepted(text, "[xx")
 
 
 def test_characters_with_a_meaning_in_regexes_stand_for_themselves() -> None:
-    node = ast.concat(parse("[a-c]{2}"), ast.Rule("inner"), ast.literal('"/\\é'))
-    text = to_lark(node, {"inner": ast.graph([[(ast.Rule("x"), 1)], [(ast.literal(","), 0)]], [1]), "x": parse("[^a]")})
+    node = nodes.concat(parse("[a-c]{2}"), nodes.Rule("inner"), nodes.literal('"/\\é'))
+    text = to_lark(
+        node, {"inner": nodes.graph([[(nodes.Rule("x"), 1)], [(nodes.literal(","), 0)]], [1]), "x": parse("[^a]")}
+    )
     assert accepted(text, 'abx,]"/\\é') and not accepted(text, 'aba"/\\é')
 
 
 def test_intersections_and_differences_are_kept() -> None:
-    both = ast.Intersection((parse("[ab]*"), parse("(..)*")))
-    node = ast.concat(both, ast.Rule("end"), ast.Difference(parse("[0-9]+"), parse("42")))
-    text = to_lark(node, {"end": ast.alternation(ast.literal("."), ast.concat(ast.literal("."), ast.Rule("end")))})
+    both = nodes.Intersection((parse("[ab]*"), parse("(..)*")))
+    node = nodes.concat(both, nodes.Rule("end"), nodes.Difference(parse("[0-9]+"), parse("42")))
+    text = to_lark(
+        node, {"end": nodes.alternation(nodes.literal("."), nodes.concat(nodes.literal("."), nodes.Rule("end")))}
+    )
     found = [accepted(text, document) for document in ("ab.1", "..7", "abab.421", "a.1", "ab.42")]
     assert found == [True, True, True, False, False]
 
 
 def test_an_automaton_beyond_ascii_is_refused() -> None:
-    wide = ast.Automaton((((0xC3, 0xC3, 1),), ((0xA9, 0xA9, 2),), ()), frozenset({2}))
+    wide = nodes.Automaton((((0xC3, 0xC3, 1),), ((0xA9, 0xA9, 2),), ()), frozenset({2}))
     with pytest.raises(GrammarError, match="beyond ASCII"):
-        to_lark(ast.concat(wide, ast.Rule("r")), {"r": ast.literal("x")})
+        to_lark(nodes.concat(wide, nodes.Rule("r")), {"r": nodes.literal("x")})
 
 
 def test_an_automaton_without_a_short_regex_has_a_rule_for_each_state() -> None:
-    multiples = ast.Automaton(
+    multiples = nodes.Automaton(
         tuple(tuple((0x30 + d, 0x30 + d, (10 * r + d) % 13) for d in range(10)) for r in range(13)), frozenset({0})
     )
-    text = to_lark(ast.concat(ast.literal("<"), multiples, ast.literal(">")), {})
+    text = to_lark(nodes.concat(nodes.literal("<"), multiples, nodes.literal(">")), {})
     assert [accepted(text, f"<{n}>") for n in (13, 169, 14, 1300)] == [True, True, False, True]
 
 
 def test_an_automaton_of_too_many_states_is_refused_where_the_library_would_overflow_its_stack() -> None:
     rows = tuple(((0x61, 0x61, state + 1),) for state in range(1_001)) + ((),)
     with pytest.raises(GrammarError, match="1,002 states, the limit of a context-free grammar is 1,000"):
-        to_lark(ast.Automaton(rows, frozenset({1_001})), {})
+        to_lark(nodes.Automaton(rows, frozenset({1_001})), {})
 
 
 def test_a_rule_that_is_missing_is_named() -> None:
     with pytest.raises(GrammarError, match="there is no rule 'x'"):
-        to_lark(ast.Rule("x"), {"y": ast.literal("y")})
+        to_lark(nodes.Rule("x"), {"y": nodes.literal("y")})
 
 
 def test_a_part_whose_shortest_string_is_too_long_is_refused() -> None:
-    rules: dict[str, ast.Node] = {"d0": ast.literal("[]")}
+    rules: dict[str, nodes.Node] = {"d0": nodes.literal("[]")}
     for i in range(1, 41):
-        rules[f"d{i}"] = ast.concat(ast.literal("["), ast.Rule(f"d{i - 1}"), ast.Rule(f"d{i - 1}"), ast.literal("]"))
+        rules[f"d{i}"] = nodes.concat(
+            nodes.literal("["), nodes.Rule(f"d{i - 1}"), nodes.Rule(f"d{i - 1}"), nodes.literal("]")
+        )
     with pytest.raises(GrammarError, match="the limit of a context-free grammar is 131,072; lower minItems"):
-        to_lark(ast.optional(ast.Rule("d40")), rules)
+        to_lark(nodes.optional(nodes.Rule("d40")), rules)

@@ -10,11 +10,11 @@ import pytest
 
 from bench.grammar.validity import write
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import Grammar
 from graftlm.core.grammar.engines import llguidance
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 from graftlm.core.grammar.matcher import Matcher
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.spec import Composite, JsonSchema, Lark, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests import grammars
@@ -220,13 +220,18 @@ def test_both_engines_read_a_closed_schema_alike(whitespace: str) -> None:
 
 
 def test_free_text_before_a_context_free_part_does_not_swallow_it() -> None:
-    anything = ast.star(ast.ANY_CHAR)
-    free = ast.Difference(anything, ast.concat(anything, ast.literal("<call>"), anything))
-    call = ast.concat(ast.literal("<call>"), ast.Rule("nest"))
+    anything = nodes.star(nodes.ANY_CHAR)
+    free = nodes.Difference(anything, nodes.concat(anything, nodes.literal("<call>"), anything))
+    call = nodes.concat(nodes.literal("<call>"), nodes.Rule("nest"))
     rules = (
-        ("nest", ast.alternation(ast.concat(ast.literal("("), ast.Rule("nest"), ast.literal(")")), ast.literal("x"))),
+        (
+            "nest",
+            nodes.alternation(
+                nodes.concat(nodes.literal("("), nodes.Rule("nest"), nodes.literal(")")), nodes.literal("x")
+            ),
+        ),
     )
-    grammar = compiled(Composite(ast.concat(free, ast.optional(call)), rules))
+    grammar = compiled(Composite(nodes.concat(free, nodes.optional(call)), rules))
     for good in ("", "hello", "hello <call>((x))", "<call>x", "a < b"):
         assert allows(grammar, good), good
     for bad in ("hello <call>", "<call>(x", "<call>x<call>x"):
@@ -239,7 +244,7 @@ def test_schemas_share_one_grammar_when_they_are_put_together() -> None:
 
     first, second = (lower_schema(JsonSchema(s), Options()) for s in (LIST, {"type": "object"}))
     rules = tuple({**first.rules, **second.rules}.items())
-    grammar = compiled(Composite(ast.concat(first.node, ast.literal("\n"), second.node), rules))
+    grammar = compiled(Composite(nodes.concat(first.node, nodes.literal("\n"), second.node), rules))
     assert allows(grammar, '{"value":1,"next":null}\n{"a":[]}')
 
 

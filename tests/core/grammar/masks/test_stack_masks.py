@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from graftlm.core.grammar.ast import Rule
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
@@ -20,6 +19,7 @@ from graftlm.core.grammar.masks.walks.stack_walk import (
     allow_tokens,
 )
 from graftlm.core.grammar.matcher import MaskRow
+from graftlm.core.grammar.nodes.nodes import Rule
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.stack.test_dpda import LANGUAGES, LIST, TREE, of_schema
 from tests.core.grammar.vocabularies import allowed_at

@@ -6,11 +6,11 @@ from itertools import combinations
 
 import pytest
 
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.automata.products.letters import are_apart, letters
 from graftlm.core.grammar.automata.products.plain_text import plain_text
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.algebra.text_language import pattern_node
 
 PATTERNS = (
@@ -39,7 +39,7 @@ PATTERNS = (
 def test_languages_that_are_apart_have_no_text_in_common(patterns: tuple[str, str]) -> None:
     one, other = map(pattern_node, patterns)
     if are_apart(one, other):
-        assert product.is_empty(ast.Intersection((one, other)))
+        assert product.is_empty(nodes.Intersection((one, other)))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 
 WORDS = ["".join(letters) for n in range(6) for letters in itertools.product("ab", repeat=n)]
@@ -21,7 +21,7 @@ PATTERNS = st.sampled_from(["a*", "(a|bb)*", "[ab]{2,4}", "a?b+", "", "(ab)*a?",
 @given(PATTERNS, PATTERNS)
 def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right: str) -> None:
     a, b = parse(left), parse(right)
-    both, first = ast.Intersection((a, b)), ast.Difference(a, b)
+    both, first = nodes.Intersection((a, b)), nodes.Difference(a, b)
     for word in WORDS:
         in_a, in_b = product.matches(a, word), product.matches(b, word)
         assert product.matches(both, word) == (in_a and in_b)
@@ -31,7 +31,7 @@ def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right:
 @settings(max_examples=40)
 @given(PATTERNS, PATTERNS)
 def test_no_text_is_shorter_than_the_shortest(left: str, right: str) -> None:
-    node = ast.Difference(parse(left), parse(right))
+    node = nodes.Difference(parse(left), parse(right))
     found = product.table(node).shortest()
     words = [word for word in WORDS if product.matches(node, word)]
     assert found is None or product.matches(node, found.decode())
@@ -40,9 +40,9 @@ def test_no_text_is_shorter_than_the_shortest(left: str, right: str) -> None:
 
 
 def test_a_product_is_part_of_a_larger_language() -> None:
-    middle = ast.Difference(ast.star(ast.ANY_CHAR), parse("(?s:.*)END(?s:.*)"))
-    whole = ast.concat(
-        ast.literal("<"), ast.Graph((((middle, 1), (ast.EMPTY, 1)), ()), frozenset({1})), ast.literal("END>")
+    middle = nodes.Difference(nodes.star(nodes.ANY_CHAR), parse("(?s:.*)END(?s:.*)"))
+    whole = nodes.concat(
+        nodes.literal("<"), nodes.Graph((((middle, 1), (nodes.EMPTY, 1)), ()), frozenset({1})), nodes.literal("END>")
     )
     dfa = Dfa.compile(product.without_products(whole))
     assert dfa.matches("<é ENEND>".encode())
@@ -55,15 +55,17 @@ def test_a_language_without_products_stays_the_same_node() -> None:
 
 
 def test_emptiness_is_found_out() -> None:
-    a, b = ast.literal("a"), ast.literal("b")
-    assert product.is_empty(ast.Intersection((a, b))) and product.is_empty(ast.NOTHING)
-    assert not product.is_empty(ast.Difference(a, b)) and not product.is_empty(ast.EMPTY)
+    a, b = nodes.literal("a"), nodes.literal("b")
+    assert product.is_empty(nodes.Intersection((a, b))) and product.is_empty(nodes.NOTHING)
+    assert not product.is_empty(nodes.Difference(a, b)) and not product.is_empty(nodes.EMPTY)
 
 
 def test_a_product_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "MAX_STATES", 50)
     with pytest.raises(GrammarError, match="more than 50 states"):
-        product.product(ast.Intersection((parse("(ab){0,9}"), parse("[ab]{3,17}"), parse("a(?:.|..)*"), parse(".{7}"))))
+        product.product(
+            nodes.Intersection((parse("(ab){0,9}"), parse("[ab]{3,17}"), parse("a(?:.|..)*"), parse(".{7}")))
+        )
 
 
 @pytest.mark.parametrize(
@@ -87,12 +89,12 @@ def test_lengths_are_counted_in_characters(pattern: str, low: int, high: int | N
 @given(PATTERNS, PATTERNS)
 def test_emptiness_agrees_with_the_states_of_the_whole_product(left: str, right: str) -> None:
     a, b = parse(left), parse(right)
-    assert product.is_empty(ast.Intersection((a, b))) == (not product.product(ast.Intersection((a, b))).accepting)
-    assert product.is_empty(ast.Difference(a, b)) == (not product.product(ast.Difference(a, b)).accepting)
+    assert product.is_empty(nodes.Intersection((a, b))) == (not product.product(nodes.Intersection((a, b))).accepting)
+    assert product.is_empty(nodes.Difference(a, b)) == (not product.product(nodes.Difference(a, b)).accepting)
 
 
 def test_emptiness_is_answered_where_the_whole_product_would_have_too_many_states() -> None:
-    large = ast.Intersection((parse("(?:.{300})*"), parse("(?:.{299})*")))
+    large = nodes.Intersection((parse("(?:.{300})*"), parse("(?:.{299})*")))
     with pytest.raises(GrammarError, match="more than 20,000 states"):
         product.product(large)
     assert not product.is_empty(large)

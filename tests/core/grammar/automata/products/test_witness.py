@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.automata.products.witness import has_witness, has_witness_in_parts
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 
 PATTERNS = st.sampled_from(
@@ -21,13 +21,13 @@ PATTERNS = st.sampled_from(
     st.sets(st.sampled_from([b"", b"a", b"ab", b"x-", "é".encode()])),
 )
 def test_a_language_with_a_witness_is_not_empty(passed: list[str], failed: list[str], texts: set[bytes]) -> None:
-    items = [ast.NOTHING if pattern == "[]" else parse(pattern) for pattern in passed]
-    minus = [ast.NOTHING if pattern == "[]" else parse(pattern) for pattern in failed]
-    listed = ast.alternation(*(ast.literal(text.decode()) for text in texts))
-    whole = items[0] if len(items) == 1 else ast.Intersection(tuple(items))
+    items = [nodes.NOTHING if pattern == "[]" else parse(pattern) for pattern in passed]
+    minus = [nodes.NOTHING if pattern == "[]" else parse(pattern) for pattern in failed]
+    listed = nodes.alternation(*(nodes.literal(text.decode()) for text in texts))
+    whole = items[0] if len(items) == 1 else nodes.Intersection(tuple(items))
     found = [has_witness(items, minus, texts), has_witness(items, minus, texts, at_once=True)]
     if any(found) or has_witness_in_parts([whole], minus, texts):
-        assert not product.is_empty(ast.Difference(whole, ast.alternation(*minus, listed)))
+        assert not product.is_empty(nodes.Difference(whole, nodes.alternation(*minus, listed)))
 
 
 def test_a_witness_is_found_beside_refused_texts() -> None:
@@ -50,13 +50,13 @@ def test_a_witness_of_two_patterns_that_are_found_anywhere_has_both_in_it() -> N
 def test_there_is_no_witness_of_an_empty_language() -> None:
     assert not has_witness([parse("a")], [parse("a*")], set())
     assert not has_witness([parse("ab")], [], {b"ab"})
-    assert not has_witness([ast.NOTHING], [], set())
+    assert not has_witness([nodes.NOTHING], [], set())
 
 
 def test_a_witness_is_found_where_an_automaton_is_too_large() -> None:
-    long = ast.Intersection((parse("[a-z]+(-[a-z]+)*"), parse("(?s:.){1,30000}")))
+    long = nodes.Intersection((parse("[a-z]+(-[a-z]+)*"), parse("(?s:.){1,30000}")))
     assert not has_witness([long], [parse("a*")], {b"0"})
     assert has_witness_in_parts([long], [parse("a*")], {b"0"})
-    assert has_witness_in_parts([ast.Difference(ast.alternation(parse("b{30000}"), long), parse("a*"))], [], set())
+    assert has_witness_in_parts([nodes.Difference(nodes.alternation(parse("b{30000}"), long), parse("a*"))], [], set())
     assert has_witness_in_parts([long, parse("(?s:.{100,})")], [], set(), 100)
     assert not has_witness_in_parts([long, parse("[0-9]+")], [], set())

@@ -9,20 +9,24 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node, Rule
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.nfa.kept_blocks import blocks_of, share
 from graftlm.core.grammar.automata.stack.dpda_builder import NotDeterministicError, build_dpda
 from graftlm.core.grammar.compile import language_of
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.nodes import Node, Rule
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options
 
-LIST = {"list": ast.concat(ast.literal("["), ast.separated(Rule("list"), ast.literal(","), 0, None), ast.literal("]"))}
+LIST = {
+    "list": nodes.concat(
+        nodes.literal("["), nodes.separated(Rule("list"), nodes.literal(","), 0, None), nodes.literal("]")
+    )
+}
 PAIR = {
-    "value": ast.alternation(parse("[0-9]+"), Rule("pair")),
-    "pair": ast.concat(ast.literal("("), Rule("value"), ast.literal(":"), Rule("value"), ast.literal(")")),
+    "value": nodes.alternation(parse("[0-9]+"), Rule("pair")),
+    "pair": nodes.concat(nodes.literal("("), Rule("value"), nodes.literal(":"), Rule("value"), nodes.literal(")")),
 }
 TREE = {
     "type": "object",
@@ -40,7 +44,7 @@ def of_schema(schema: dict[str, object] | bool, **options: object) -> tuple[Node
 
 LANGUAGES: list[tuple[Node, dict[str, Node]]] = [
     (Rule("list"), LIST),
-    (ast.concat(Rule("pair"), ast.literal(";"), Rule("list")), {**PAIR, **LIST}),
+    (nodes.concat(Rule("pair"), nodes.literal(";"), Rule("list")), {**PAIR, **LIST}),
     *[of_schema(schema) for schema in SCHEMAS],
     of_schema(TREE, whitespace="flexible"),
     of_schema(ANY_OR_FIELDS, whitespace="single"),
@@ -152,15 +156,15 @@ def test_each_ending_and_forced_string_is_one_of_the_language(
 
 
 def test_rules_that_begin_alike_are_written_out_once() -> None:
-    other = {"other": ast.concat(ast.literal("["), ast.optional(Rule("other")), ast.literal("!]"))}
-    dpda = build_dpda(ast.alternation(ast.concat(Rule("list"), ast.literal("x")), ast.literal("[y")), LIST)
+    other = {"other": nodes.concat(nodes.literal("["), nodes.optional(Rule("other")), nodes.literal("!]"))}
+    dpda = build_dpda(nodes.alternation(nodes.concat(Rule("list"), nodes.literal("x")), nodes.literal("[y")), LIST)
     assert [text for text in (b"[]x", b"[[]]x", b"[y", b"[]", b"[[y") if dpda.matches(text)] == [
         b"[]x",
         b"[[]]x",
         b"[y",
     ]
     with pytest.raises(NotDeterministicError, match="one byte does not tell"):  # "[[[" may be of either, ever deeper
-        build_dpda(ast.alternation(Rule("list"), Rule("other")), {**LIST, **other})
+        build_dpda(nodes.alternation(Rule("list"), Rule("other")), {**LIST, **other})
 
 
 def test_objects_of_any_kind_beside_others_are_seen_at_once() -> None:
@@ -173,30 +177,34 @@ def test_objects_of_any_kind_beside_others_are_seen_at_once() -> None:
 
 
 def test_a_rule_that_may_end_where_it_may_go_on_is_not_deterministic() -> None:
-    rules = {"a": ast.concat(ast.literal("a"), ast.optional(Rule("a")))}
+    rules = {"a": nodes.concat(nodes.literal("a"), nodes.optional(Rule("a")))}
     with pytest.raises(NotDeterministicError):
-        build_dpda(ast.concat(Rule("a"), ast.literal("a")), rules)
+        build_dpda(nodes.concat(Rule("a"), nodes.literal("a")), rules)
 
 
 def test_a_rule_that_is_named_often_is_written_once() -> None:
     long = {"long": parse("[a-z]{3}x[0-9]{3}y[a-z]{3}z[0-9]{4}-[a-z]{3}x[0-9]{3}y[a-z]{3}z[0-9]{4}")}
-    twice = ast.concat(Rule("long"), ast.literal(","), Rule("long"))
-    often = ast.concat(twice, ast.literal(";"), twice, ast.literal(";"), twice)
+    twice = nodes.concat(Rule("long"), nodes.literal(","), Rule("long"))
+    often = nodes.concat(twice, nodes.literal(";"), twice, nodes.literal(";"), twice)
     assert build_dpda(often, long).num_states < build_dpda(twice, long).num_states + 20
     assert build_dpda(twice, long).matches(b",".join([b"abcx123yabcz1234-abcx123yabcz1234"] * 2))
 
 
 def test_a_text_that_never_ends_and_one_that_is_too_long_are_refused() -> None:
     with pytest.raises(GrammarError, match="no text"):
-        build_dpda(Rule("a"), {"a": ast.concat(ast.literal("a"), Rule("a"))})
-    doubled = {f"d{i}": ast.concat(Rule(f"d{i + 1}"), Rule(f"d{i + 1}")) for i in range(22)}
+        build_dpda(Rule("a"), {"a": nodes.concat(nodes.literal("a"), Rule("a"))})
+    doubled = {f"d{i}": nodes.concat(Rule(f"d{i + 1}"), Rule(f"d{i + 1}")) for i in range(22)}
     doubled["d22"] = parse("[ab]" * 40 + "c{40}")
     with pytest.raises(GrammarError, match=r"the shortest text has [\d,]+ bytes, the limit is 1,048,576"):
         build_dpda(Rule("d0"), doubled)
 
 
 def test_what_takes_too_many_places_is_refused_before_it_is_written_out() -> None:
-    rules = {"x": ast.repeat(ast.concat(ast.literal("(" * 50), ast.optional(Rule("x")), ast.literal(")")), 1, 5_000)}
+    rules = {
+        "x": nodes.repeat(
+            nodes.concat(nodes.literal("(" * 50), nodes.optional(Rule("x")), nodes.literal(")")), 1, 5_000
+        )
+    }
     with pytest.raises(GrammarError, match=r"takes about [\d,]+ places, the limit is 1,000 states; make"):
         build_dpda(Rule("x"), rules, Limits(states=1_000))
 

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bench.grammar.validity import write
-from graftlm.core.grammar import ast
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.lowering import lower_schema
 from graftlm.core.grammar.spec import JsonSchema, Options
 from tests.grammars import BYTES, allows, compact, compiled
@@ -64,7 +64,7 @@ def test_more_optional_members_than_a_parser_can_nest(required: list[str]) -> No
 def test_objects_share_the_edges_that_they_have_alike() -> None:
     objects = {name: {"properties": {name + letter: {} for letter in "abc"}} for name in ("one", "other")}
     lowered = lower_schema(JsonSchema({"properties": objects}), Options(), context_free=True)
-    whole = lowered.rules[lowered.node.name] if isinstance(lowered.node, ast.Rule) else lowered.node
+    whole = lowered.rules[lowered.node.name] if isinstance(lowered.node, nodes.Rule) else lowered.node
     one, other = (graph.rows for graph in graphs_in(whole) if len(graph.rows) == 7)
     assert [[target for _, target in row] for row in one] == [[1, 3, 5], [2], [3, 4], [4], [5, 6], [6], []]
     assert one[1] != other[1]
@@ -74,7 +74,7 @@ def test_objects_share_the_edges_that_they_have_alike() -> None:
 def test_members_that_objects_have_alike_are_one_node() -> None:
     objects = {name: {"properties": {"a": {}, name: {}, "b": {"type": "null"}}} for name in ("one", "other")}
     lowered = lower_schema(JsonSchema({"properties": objects}), Options(), context_free=True)
-    whole = lowered.rules[lowered.node.name] if isinstance(lowered.node, ast.Rule) else lowered.node
+    whole = lowered.rules[lowered.node.name] if isinstance(lowered.node, nodes.Rule) else lowered.node
     one, other = (graph.rows for graph in graphs_in(whole) if len(graph.rows) == 7)
     assert one[1][0][0] is other[1][0][0] and one[5][0][0] is other[5][0][0]
     assert one[3][0][0] != other[3][0][0]
@@ -94,12 +94,12 @@ def test_a_member_that_no_value_fits_is_left_out_of_each_object_that_may_lack_it
     assert allows(grammar, '{"one":{"b":null}}') and not allows(grammar, '{"other":{"b":null}}')
 
 
-def graphs_in(node: ast.Node) -> Iterator[ast.Graph]:
-    if isinstance(node, ast.Graph):
+def graphs_in(node: nodes.Node) -> Iterator[nodes.Graph]:
+    if isinstance(node, nodes.Graph):
         yield node
         for row in node.rows:
             for item, _ in row:
                 yield from graphs_in(item)
-    elif isinstance(node, ast.Concat):
+    elif isinstance(node, nodes.Concat):
         for item in node.items:
             yield from graphs_in(item)

@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 
 from graftlm import Grammar, JsonSchema
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import language_of
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.spec import Options
 from tests.core.grammar.vocabularies import byte_vocabulary
 
@@ -67,6 +67,6 @@ def test_an_alternative_that_one_item_has_settled_takes_no_more_places() -> None
     pairs = [either(f"{letter}1", f"{letter}2") for letter in "abcd"]
     schema = {"type": "array", "items": {"type": "string"}, "allOf": pairs}
     node = language_of(JsonSchema(schema), Options()).node
-    assert isinstance(node, ast.Concat)
-    (walk,) = [item for item in node.items if isinstance(item, ast.Graph)]
+    assert isinstance(node, nodes.Concat)
+    (walk,) = [item for item in node.items if isinstance(item, nodes.Graph)]
     assert len(walk.rows) == 2**4 + 1  # any of 4 alternatives may hold so far, not any of 8 constants

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.engines.lark_writer import to_lark
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.schema.text import json_text
 
@@ -45,8 +45,8 @@ def test_a_name_cannot_come_back_by_escaping_its_slash(names: list[str]) -> None
 @settings(max_examples=60)
 @given(TEXTS)
 def test_free_text_has_the_spelling_of_json_dumps(text: str) -> None:
-    assert product.matches(ast.star(json_text.TEXT_CHAR), spelled(text))
-    assert product.matches(ast.star(json_text.NAME_CHAR), spelled(text))
+    assert product.matches(nodes.star(json_text.TEXT_CHAR), spelled(text))
+    assert product.matches(nodes.star(json_text.NAME_CHAR), spelled(text))
     assert product.matches(json_text.string(text), json.dumps(text, ensure_ascii=False))
 
 
@@ -68,7 +68,7 @@ def test_a_character_of_some_ranges_has_the_one_spelling_of_json_dumps(ranges: l
 
 def test_escapes_are_written_with_what_they_share() -> None:
     assert to_lark(json_text.spelling([(9, 13), (0x22, 0x22)]), {}).count(r"\x{5C}") == 1
-    assert json_text.spelling([(10, 10)]) == ast.literal("\\n")
+    assert json_text.spelling([(10, 10)]) == nodes.literal("\\n")
 
 
 def test_a_lone_surrogate_cannot_be_written() -> None:

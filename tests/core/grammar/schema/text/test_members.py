@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import language_of
 from graftlm.core.grammar.engines.lark_writer import to_lark
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.text import declared
 from graftlm.core.grammar.schema.text.members import Members
 from graftlm.core.grammar.spec import JsonSchema, Options
@@ -43,10 +43,10 @@ def test_a_row_says_what_a_walk_says(
     schema: dict[str, Any], required: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = JsonSchema({"type": "object", "properties": FIELDS, "required": required, **schema})
-    rows: list[ast.Node] = []
+    rows: list[nodes.Node] = []
     in_order = declared.in_order
 
-    def seen(*args: Any) -> ast.Node:
+    def seen(*args: Any) -> nodes.Node:
         rows.append(in_order(*args))
         return rows[-1]
 
@@ -67,10 +67,10 @@ def test_a_row_says_what_a_walk_says(
 
 
 def test_a_member_that_decides_about_others_takes_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[ast.Node | None] = []
+    calls: list[nodes.Node | None] = []
     row = Members._row
 
-    def seen(self: Members) -> ast.Node | None:
+    def seen(self: Members) -> nodes.Node | None:
         calls.append(row(self))
         return calls[-1]
 

@@ -1,9 +1,9 @@
 import pytest
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.names import names_but
 
@@ -13,8 +13,8 @@ LISTS = [["a"], [""], ["ab", "abc", "b"], ["é", "è", "e"], ['a"b', "a\\", "a\n
 @pytest.mark.parametrize("names", LISTS)
 def test_the_automaton_of_names_has_the_language_of_the_nodes(names: list[str]) -> None:
     automaton, node = names_but(names), json_text.other_names(names)
-    assert product.is_empty(ast.Difference(automaton, node))
-    assert product.is_empty(ast.Difference(node, automaton))
+    assert product.is_empty(nodes.Difference(automaton, node))
+    assert product.is_empty(nodes.Difference(node, automaton))
 
 
 def test_a_state_of_the_trie_has_an_edge_for_each_letter_and_for_those_between() -> None:

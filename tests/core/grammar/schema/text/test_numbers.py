@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 
 from bench.grammar.validity import write
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.schema.algebra.shapes import Number
 from graftlm.core.grammar.schema.text import numbers
 from tests.grammars import BYTES, allows, compiled

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from graftlm import Vocabulary
-from graftlm.core.grammar import Grammar, ast
+from graftlm.core.grammar import Grammar
+from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.text.tokens import JsonTokens
 from graftlm.core.grammar.spec import Composite, JsonSchema, Options
 
@@ -17,7 +18,7 @@ def tokens(whitespace: str = "compact", *, has_rules: bool = False) -> JsonToken
     return JsonTokens(JsonSchema({"type": "object"}), options, has_rules=has_rules, for_automata=False)
 
 
-def takes(node: ast.Node, text: str) -> bool:
+def takes(node: nodes.Node, text: str) -> bool:
     matcher = Grammar.compile(Composite(node), BYTES).matcher()
     return matcher.advance(list(text.encode())) == len(text) and matcher.accepting
 
@@ -51,10 +52,10 @@ def test_other_names_than_the_same_ones_are_one_node_in_any_order() -> None:
 
 def test_with_rules_a_token_is_named_once() -> None:
     written = tokens(has_rules=True)
-    comma, again = written.comma, written.token(ast.literal(","))
-    assert comma == again and isinstance(comma, ast.Rule)
-    assert written.rules[comma.name] == ast.literal(",")
+    comma, again = written.comma, written.token(nodes.literal(","))
+    assert comma == again and isinstance(comma, nodes.Rule)
+    assert written.rules[comma.name] == nodes.literal(",")
 
 
 def test_brackets_around_nothing_are_nothing() -> None:
-    assert tokens().bracketed("[", ast.NOTHING, "]") == ast.NOTHING
+    assert tokens().bracketed("[", nodes.NOTHING, "]") == nodes.NOTHING
