@@ -277,16 +277,19 @@ def _short_regex(node: nodes.Graph | nodes.Automaton) -> Node | None:
         return size <= _MAX_REGEX
 
     add(num, 0, nodes.EMPTY, 0)
-    for state, row in enumerate(node.rows):
-        if state in node.accepting:
-            add(state, num + 1, nodes.EMPTY, 0)
-        for edge in row:
-            if len(edge) == 3:
-                if edge[1] > 0x7F:
+    for state in node.accepting:
+        add(state, num + 1, nodes.EMPTY, 0)
+    if isinstance(node, nodes.Automaton):
+        for state, ranges in enumerate(node.rows):
+            for low, high, target in ranges:
+                if high > 0x7F:
                     return None
-                add(state, edge[2], nodes.CharSet((edge[:2],)), 1)
-            elif not add(state, edge[1], edge[0], _num_nodes(edge[0])):
-                return None
+                add(state, target, nodes.CharSet(((low, high),)), 1)
+    else:
+        for state, ways in enumerate(node.rows):
+            for item, target in ways:
+                if not add(state, target, item, _num_nodes(item)):
+                    return None
     left = set(range(num))
     while left:
         state = min(left, key=lambda s: len(edges[s]) * sum(s in row for row in edges))
