@@ -22,6 +22,7 @@ from bench.grammar.suite import BYTES
 from bench.grammar.validity import _exact, write
 from bench.harness import Options, Row
 from graftlm import Grammar, GrammarError, JsonSchema
+from graftlm.core.grammar.matcher import NO_ENDING
 
 _JUDGED_S = 20
 
@@ -41,6 +42,8 @@ def texts(schema: Any, num_texts: int, rng: np.random.Generator, **options: Any)
     """Return `count` outputs of `schema` with their token budgets."""
     grammar = Grammar.compile(JsonSchema(schema), BYTES, bounded_numbers=True, **options)
     least = grammar.matcher().min_tokens_to_accept()
+    if least >= NO_ENDING:
+        raise GrammarError("no text was found that completes the constraint")  # as for a request
     for i in range(num_texts):
         budget = max(1, least + int(rng.integers(0, 40 if i % 2 else 200)))
         yield write(grammar, BYTES, rng, budget)[0], budget

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 MaskRow: TypeAlias = "npt.NDArray[np.int32]"
 
+NO_ENDING = 1 << 40
+"""The `min_tokens_to_accept` of a matcher that found no ending."""
+
 
 class Matcher(Protocol):
     """The state of one sequence in its grammar. Not thread-safe; a fork is independent."""
@@ -50,7 +53,10 @@ class Matcher(Protocol):
         ...
 
     def min_tokens_to_accept(self) -> int:
-        """An upper bound on the tokens of `ending` from here, end-of-sequence not counted; 0 when accepting."""
+        """An upper bound on the tokens of `ending` from here, end-of-sequence not counted; 0 when accepting.
+
+        NO_ENDING or more where a search found no ending; the matcher still has that of the position before.
+        """
         ...
 
     def ending(self, context: Sequence[int]) -> list[int]:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from graftlm.core.errors import ConfigError, EngineError
-from graftlm.core.grammar.matcher import ends_within
+from graftlm.core.errors import ConfigError, EngineError, GrammarError
+from graftlm.core.grammar.matcher import NO_ENDING, ends_within
 from graftlm.core.request import Chunk, Completion, FinishReason, Timing, TokenLogprob, Usage
 from graftlm.core.scheduling.stop_strings import StopMatcher
 from graftlm.core.sequence import Output, Progress, Sequence
@@ -50,6 +50,11 @@ class OutputWriter:
         if matcher is None:
             return
         if self._closes(sequence) and not ends_within(matcher, sequence.remaining):
+            if matcher.min_tokens_to_accept() >= NO_ENDING:
+                raise GrammarError(
+                    "no text was found that completes the constraint, so that max_tokens could cut one; simplify the "
+                    "constraint, or pass close_on_length=False to take a text that is cut"
+                )
             room = sequence.bounds.max_new_tokens
             limit, remedy = f"max_tokens is {room}", "raise max_tokens"
             if sequence.sampling.max_tokens != room:

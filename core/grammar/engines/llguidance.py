@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -12,22 +13,44 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.engines.byte_tokenizer import tokenizer_of
 from graftlm.core.grammar.engines.lark_writer import TOO_MANY_SYMBOLS
 from graftlm.core.grammar.engines.library import LibraryMatcher, allow_eos, clear_beyond
-from graftlm.core.grammar.matcher import MaskRow
+from graftlm.core.grammar.matcher import NO_ENDING, MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MAX_STEPS = 256
-_LARGE = {
+_MAX_ENDING = 100_000
+"""Tokens of an ending."""
+_NUM_VARIED = 4
+"""Attempts to find an ending that choose characters at random where a string cannot be closed."""
+_AT_RANDOM = 0.3
+"""Share of the characters outside of strings that they choose at random."""
+_LONG_STRING = 500
+"""Characters in one string after which an attempt that does not choose at random goes round in circles."""
+_SEARCH_S = 3.0
+"""Processor time of a search at the beginning of a text, in equal shares for the attempts; a later one gets a quarter.
+The engine waits for it, so only a search in vain takes as long."""
+_NUM_SUFFIXES = 32
+"""Tokens to leave out at the front of an ending that was known before."""
+
+
+class ParserLimits(TypedDict, total=False):
+    """Arguments of LLParserLimits."""
+
+    max_items_in_row: int
+    step_max_items: int
+    step_lexer_fuel: int
+    max_lexer_states: int
+
+
+_LARGE: ParserLimits = {
     "max_items_in_row": 20_000,  # members that may come next in a long object
     "step_max_items": 200_000,
     "step_lexer_fuel": 5_000_000,  # for one token: about 0.2 s; a matcher without fuel gives up in the middle of a text
 }
 """Limits of llguidance's parser for schemas."""
-# What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
+# The marks that end JSON soonest, in the order to try, then the shortest values.
 _CLOSERS = (*(b"}", b"]", b",", b":", b"0", b"1", b'"'), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
-_IN_STRING = b"#"  # outside of strings JSON never has it
 _BLANK = frozenset(b" \t\r\n")
 
 
@@ -45,7 +68,7 @@ class LlguidanceGrammar:
         source: str,
         vocabulary: Vocabulary,
         *,
-        limits: Mapping[str, int] | None = None,
+        limits: ParserLimits | None = None,
     ) -> None:
         """Compile `source`, a grammar in llguidance's JSON form. Raises LlguidanceRefusal with llguidance's reason.
 
@@ -56,6 +79,8 @@ class LlguidanceGrammar:
         self._source = source
         self.start_mask: MaskRow | None = None
         """What may come first, once that was computed."""
+        self.start_ending: list[int] | None = None
+        """Tokens of a short text, once they were searched for and found."""
 
         self._lock = Lock()
         self._start: LLMatcher | None = self._compiled()
@@ -77,7 +102,7 @@ class LlguidanceGrammar:
         text: str,
         vocabulary: Vocabulary,
         *,
-        limits: Mapping[str, int] | None = None,
+        limits: ParserLimits | None = None,
     ) -> LlguidanceGrammar:
         """Compile a Lark grammar that starts with `start`."""
         from llguidance import LLMatcher
@@ -114,12 +139,12 @@ class LlguidanceGrammar:
 class LlguidanceMatcher(LibraryMatcher):
     """One sequence in a context-free grammar: see `graftlm.core.grammar.matcher.Matcher`.
 
-    Endings are found by a greedy search of at most 256 steps. Without a result `ending` is [] and
-    `min_tokens_to_accept` is 0 though the matcher is not accepting: the text then runs until its budget is spent and
-    may be cut.
+    An ending that was found is carried along: the tokens after it shorten it, or leave it as it is. Where neither
+    holds, another one is searched for: greedily, several times with different preferences. Without a result
+    `min_tokens_to_accept` is NO_ENDING and `ending` is []; going back to the position before finds its ending again.
     """
 
-    __slots__ = ("_ending", "_ids", "grammar", "start")
+    __slots__ = ("_endings", "_ids", "grammar", "start")
 
     fills_outside_lock = True
     """`fill_mask` may run in a thread of its own, beside those of other matchers."""
@@ -128,7 +153,7 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         super().__init__(matcher, vocabulary)
-        self._ending: tuple[int, list[int]] | None = None  # for which num_consumed, and the tokens
+        self._endings: list[tuple[int, list[int] | None]] = []  # the last two: for which num_consumed, and the tokens
         self._ids: list[int] = []
         self.grammar: LlguidanceGrammar | None = None
         self.start: LLMatcher | None = None  # of which the matcher is a copy
@@ -182,12 +207,12 @@ class LlguidanceMatcher(LibraryMatcher):
         num_consumed = self._num_consumed
         super().rollback(num_tokens)
         if self._num_consumed != num_consumed:
-            self._ending = None
+            self._endings = [known for known in self._endings if known[0] <= self._num_consumed]
             del self._ids[self._num_consumed :]
 
     def fork(self) -> LlguidanceMatcher:
         twin: LlguidanceMatcher = super().fork()
-        twin._ending, twin._ids = self._ending, self._ids.copy()
+        twin._endings, twin._ids = self._endings.copy(), self._ids.copy()
         twin.grammar, twin.start = self.grammar, self.start
         return twin
 
@@ -204,10 +229,11 @@ class LlguidanceMatcher(LibraryMatcher):
     def min_tokens_to_accept(self) -> int:
         if self.accepting:
             return 0
-        return len(self._find_ending())
+        found = self._find_ending()
+        return NO_ENDING if found is None else len(found)
 
     def ending(self, context: Sequence[int]) -> list[int]:
-        return [] if self.accepting else list(self._find_ending())
+        return [] if self.accepting else list(self._find_ending() or [])
 
     @property
     def finished(self) -> bool:
@@ -223,58 +249,117 @@ class LlguidanceMatcher(LibraryMatcher):
                 reason = "no text goes on from here, as a pattern or a rule matches none; correct it"
             raise GrammarError(f"llguidance gave up inside the grammar: {reason}")
 
-    def _find_ending(self) -> list[int]:
-        if self._ending is None or self._ending[0] != self._num_consumed:
-            self._ending = (self._num_consumed, self._searched())
-        return self._ending[1]
+    def _find_ending(self) -> list[int] | None:
+        if not self._endings or self._endings[-1][0] != self._num_consumed:
+            is_start = self._num_consumed == 0
+            found = self.grammar.start_ending if is_start and self.grammar is not None else self._carried()
+            if found is None:
+                found = self._search(_SEARCH_S if is_start else _SEARCH_S / 4)
+            if is_start and self.grammar is not None:
+                self.grammar.start_ending = found
+            self._endings = [*self._endings[-1:], (self._num_consumed, found)]
+        return self._endings[-1][1]
 
-    def _searched(self) -> list[int]:
-        known = self._ending[1] if self._ending is not None else []
-        # most tokens change nothing about how to end, or are the first of the ending themselves
-        found = next((old for old in (known, known[1:]) if old and self._ends(old)), None)
-        return self._search() if found is None else found
+    def _carried(self) -> list[int] | None:
+        """Return the last ending without tokens at its front, if it is one here as well."""
+        position, known = next((entry for entry in reversed(self._endings) if entry[1]), (0, None))
+        if known is None:
+            return None
+        since = self._ids[position:]
+        if known[: len(since)] == since:
+            return known[len(since) :]
+        # most tokens change nothing about how to end; in a string some of the ending's characters are not needed again
+        suffixes = (known[i:] for i in range(min(len(known), _NUM_SUFFIXES)))
+        return next((ids for ids in suffixes if self._ends(ids)), None)
 
     def _ends(self, token_ids: list[int]) -> bool:
         probe = self._matcher.deep_copy()
         return probe.try_consume_tokens(token_ids) == len(token_ids) and probe.is_accepting()
 
-    def _search(self) -> list[int]:
-        """Follow forced tokens, and else the token that closes most, to an accepting state."""
+    def _search(self, seconds: float) -> list[int] | None:
+        """Try several preferences; at the beginning return the shorter of two endings."""
         closers = _closing_tokens(self._vocabulary)
-        quotes = [closers[b'"']] if b'"' in closers else []
-        inside = closers.pop(_IN_STRING, None)
         order = [closers[data] for data in _CLOSERS if data in closers]
-        return self._follow(order, quotes, inside) or self._follow([*quotes, *order], [], None)
+        quotes = [closers[b'"']] if b'"' in closers else []
+        found: list[list[int]] = []
+        for attempt in range(-2, _NUM_VARIED):
+            rng = np.random.default_rng(attempt) if attempt >= 0 else None
+            first = order if attempt != -1 else [*quotes, *order]
+            ids = self._follow(first, quotes, rng, time.thread_time() + seconds / (_NUM_VARIED + 2))
+            found += [] if ids is None else [ids]
+            if found and (self._num_consumed or attempt >= -1):
+                return min(found, key=len)
+        return None
 
-    def _follow(self, order: Sequence[int], in_string: Sequence[int], inside: int | None) -> list[int]:
-        """Write the first allowed token of `order` again and again; of `in_string` where `inside` is allowed."""
+    def _follow(
+        self, order: Sequence[int], quotes: Sequence[int], rng: np.random.Generator | None, stop: float
+    ) -> list[int] | None:
+        """Write forced tokens and else the first allowed token of `order`, up to an accepting state.
+
+        quotes  tokens to prefer inside of strings
+        rng     chooses inside of strings, where those are not allowed, and sometimes outside
+        stop    the processor time of this thread at which to give up
+        """
         probe = self._matcher.deep_copy()
         row = np.zeros(_num_words(self._vocabulary), np.int32)
+        in_string = _string_state(self._vocabulary.decode(self._ids), 0)
         found: list[int] = []
-        while len(found) < _MAX_STEPS:
+        num_characters = 0  # chosen in this string
+        while len(found) < _MAX_ENDING and time.thread_time() < stop:
             if probe.is_accepting():
                 return found
             ids = probe.compute_ff_tokens()
             if not ids:
                 probe.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-                first = in_string if inside is not None and _allowed(row, inside) else ()
-                chosen = self._choose(row, [*first, *order])
-                if chosen is None:
-                    return []
+                preferred = [*quotes, *order] if in_string else order
+                if rng is not None and (in_string or rng.random() < _AT_RANDOM):
+                    preferred = [*(quotes if in_string else ()), *_some_character(row, rng, self._vocabulary)]
+                chosen = _choose(row, preferred, self._vocabulary)
+                num_characters = num_characters + 1 if in_string else 0
+                if chosen is None or num_characters > _LONG_STRING and rng is None:
+                    return None
                 ids = [chosen]
             if probe.try_consume_tokens(ids) < len(ids):
-                return []
+                return None
             found += ids
-        return []
+            in_string = _string_state(self._vocabulary.decode(ids), in_string)
+        return None
 
-    def _choose(self, row: MaskRow, order: Sequence[int]) -> int | None:
-        for token_id in order:
-            if _allowed(row, token_id):
-                return token_id
-        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        written = [int(i) for i in allowed[:4096] if self._has_bytes(int(i))]
-        solid = [i for i in written if not set(self._vocabulary.tokens[i]) <= _BLANK]
-        return min(solid or written, key=lambda i: len(self._vocabulary.tokens[i]), default=None)
+
+def _choose(row: MaskRow, order: Sequence[int], vocabulary: Vocabulary) -> int | None:
+    """Return the first allowed token of `order`, else the shortest one that is not blank."""
+    for token_id in order:
+        if _allowed(row, token_id):
+            return token_id
+    tokens = vocabulary.tokens
+    written = _written(row, vocabulary)
+    solid = [i for i in written if not set(tokens[i]) <= _BLANK]
+    return min(solid or written, key=lambda i: len(tokens[i]), default=None)
+
+
+def _some_character(row: MaskRow, rng: np.random.Generator, vocabulary: Vocabulary) -> list[int]:
+    """Return one of the printable ASCII characters that are allowed, in a list, or none."""
+    tokens = vocabulary.tokens
+    plain = [i for i in _written(row, vocabulary) if len(tokens[i]) == 1 and 0x20 < tokens[i][0] < 0x7F]
+    return [plain[int(rng.integers(len(plain)))]] if plain else []
+
+
+def _written(row: MaskRow, vocabulary: Vocabulary) -> list[int]:
+    """Return the first allowed tokens that have bytes."""
+    allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.vocab_size])
+    return [i for i in allowed[:4096].tolist() if vocabulary.tokens[i]]
+
+
+def _string_state(data: bytes, state: int) -> int:
+    """Return whether JSON is inside of a string after `data`: 0 outside, 1 inside, 2 after a backslash in it."""
+    for byte in data:
+        if state == 2:
+            state = 1
+        elif byte == 0x22:
+            state = 1 - state
+        elif byte == 0x5C and state:
+            state = 2
+    return state
 
 
 def _allowed(row: MaskRow, token_id: int) -> bool:
@@ -283,7 +368,7 @@ def _allowed(row: MaskRow, token_id: int) -> bool:
 
 def _closing_tokens(vocabulary: Vocabulary) -> dict[bytes, int]:
     nodes = vocabulary.trie.nodes
-    found = {data: vocabulary.trie.find(data) for data in (*_CLOSERS, _IN_STRING)}
+    found = {data: vocabulary.trie.find(data) for data in _CLOSERS}
     return {data: int(nodes[node, 3]) for data, node in found.items() if node >= 0 and nodes[node, 3] >= 0}
 
 

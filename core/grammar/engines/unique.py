@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graftlm.core.grammar.matcher import MaskRow, Matcher
+from graftlm.core.grammar.matcher import NO_ENDING, MaskRow, Matcher
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.unique_items import Place, canonical
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -437,10 +437,14 @@ class UniqueMatcher:
         return self._base.forced_bytes()
 
     def min_tokens_to_accept(self) -> int:
-        return len(self.ending(()))
+        found = self.ending(())
+        return len(found) if found or self.accepting else NO_ENDING
 
     def ending(self, context: Sequence[int]) -> list[int]:
-        """Return the tokens of the other engine's ending, with bytes in between where it would repeat an item."""
+        """Return the tokens of the other engine's ending, with bytes in between where it would repeat an item.
+
+        [] where the other engine finds none.
+        """
         if self._ending is None:
             base = self._base.ending(context)
             data = self._grammar.vocabulary.decode(base)
@@ -449,11 +453,13 @@ class UniqueMatcher:
         return list(self._ending)
 
     def _unequal_ending(self) -> bytes:
-        """Return bytes to an accepting state, and go there."""
+        """Return bytes to an accepting state, and go there; none where the other engine finds no ending."""
         grammar, names = self._grammar, count()
         data = b""
         while not self.accepting:
             rest = grammar.vocabulary.decode(self._base.ending(()))
+            if not rest:
+                return b""
             taken = self._step_bytes(rest)
             data += rest[:taken]
             if taken < len(rest):

@@ -13,7 +13,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.compile import Grammar
 from graftlm.core.grammar.engines import llguidance
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
-from graftlm.core.grammar.matcher import Matcher
+from graftlm.core.grammar.matcher import NO_ENDING, Matcher
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.spec import Composite, JsonSchema, Lark, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -178,10 +178,40 @@ def test_a_combination_of_formats_and_patterns_used_to_stop_at_its_first_charact
     assert matcher.advance(list(b'aa.c"')) == 5 and matcher.accepting
 
 
-def test_where_no_ending_is_found_none_is_claimed() -> None:
-    matcher = compiled(Lark('start: /[#}]{300}/ "!" start | "."\n%ignore / +/')).matcher()
-    matcher.advance([ord("#")])
-    assert matcher.ending([]) == [] and matcher.min_tokens_to_accept() == 0 and not matcher.accepting
+def test_where_no_ending_is_found_none_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llguidance, "_SEARCH_S", 0.1)
+    matcher = compiled(Lark('start: "a" start | "b" start')).matcher()
+    for _ in range(2):
+        assert matcher.ending([]) == [] and matcher.min_tokens_to_accept() == NO_ENDING and not matcher.accepting
+        assert matcher.advance([ord("a")]) == 1
+
+
+def test_where_an_ending_is_lost_the_position_before_still_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llguidance, "_SEARCH_S", 0.1)
+    matcher = compiled(Lark('start: "." | "~" rest\nrest: "a" rest | "b" rest')).matcher()
+    assert text(matcher, matcher.ending([])) == "." and matcher.advance([ord("~")]) == 1
+    assert matcher.min_tokens_to_accept() == NO_ENDING
+    matcher.rollback(1)
+    assert matcher.min_tokens_to_accept() == 1 and text(matcher, matcher.ending([])) == "."
+
+
+def test_a_long_ending_is_found_and_shortened_by_the_tokens_of_it_that_are_written() -> None:
+    names = [f"member{i:03}" for i in range(150)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": names}
+    matcher = compiled(schema, engine="llguidance").matcher()
+    whole = matcher.ending([])
+    assert json.loads(text(matcher, whole)) == dict.fromkeys(names, 0)
+    assert matcher.advance(whole[:40]) == 40 and matcher.ending([]) == whole[40:]
+    assert matcher.advance(list(b"7")) in (0, 1) and matcher.advance(matcher.ending([])) and matcher.accepting
+
+
+@pytest.mark.parametrize("pattern", ["^[0-9]+[a-z]$", "^[a-z]{3}(:[0-9]{2,}){2}/?$", "^(?=.*[A-Z]).{9,}$"])
+def test_an_ending_of_a_string_is_found_by_the_characters_that_lead_to_its_end(pattern: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    matcher = compiled(schema, engine="llguidance").matcher()
+    ending = matcher.ending([])
+    json.loads(text(matcher, ending))
+    assert matcher.advance(ending) == len(ending) and matcher.accepting
 
 
 def test_alternatives_that_begin_alike_are_all_allowed() -> None:
