@@ -35,7 +35,6 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 from graftlm.core.grammar.schema.algebra.shared_shapes import leave_out_gone
 from graftlm.core.grammar.schema.algebra.values import compact, parse_value
 from graftlm.core.grammar.schema.reading import assertions, contents, keywords
-from graftlm.core.grammar.schema.reading.plain_schemas import plain_shape
 from graftlm.core.grammar.schema.reading.references import References, escape, ref_stands_alone
 from graftlm.core.grammar.schema.reading.unevaluated import unevaluated
 from graftlm.core.grammar.schema.text import numbers
@@ -120,8 +119,6 @@ class SchemaReader:
             raise GrammarError(
                 f"{pointer or '/'}: {schema!r} is not a schema; a schema is an object or a boolean", pointer=pointer
             )
-        if self._depth < self._max_depth and (plain := plain_shape(schema, self.references)) is not None:
-            return plain
         self._depth += 1
         if self._depth > self._max_depth:
             raise GrammarError(
@@ -282,11 +279,8 @@ class SchemaReader:
             if kept is not None:
                 patterns.append((kept, self.read(item, f"{pointer}/patternProperties/{escape(pattern)}")))
         properties: list[tuple[str, Shape]] = []
-        references, has_room = self.references, self._depth < self._max_depth
         for name, item in assertions.mapping(schema, "properties", pointer).items():
-            shape = plain_shape(item, references) if has_room and type(item) is dict else None  # most are
-            if shape is None:
-                shape = self.read(item, f"{pointer}/properties/{escape(name)}")
+            shape = self.read(item, f"{pointer}/properties/{escape(name)}")
             for pattern, more in patterns:
                 if text_language.contains(pattern, name):
                     shape = both(shape, more)

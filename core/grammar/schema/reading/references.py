@@ -71,12 +71,6 @@ class References:
             found = self._targets[key] = self._target(reference, place)
         return found
 
-    def known_target(self, reference: Any) -> str | None:
-        """The same of a reference that was met before, in a document whose places are of one resource; else None."""
-        if len(self._bases) > 1 or not isinstance(reference, str):
-            return None
-        return self._targets.get((self._bases[""], reference))
-
     def _target(self, reference: str, place: str) -> str:
         uri, fragment = self._absolute(reference, place)
         if uri not in self._resources and (found := _metaschema(uri)) is not None:
