@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata.nfa.kept_blocks import share
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import EMPTY, NOTHING, Node, Rule
@@ -142,8 +141,6 @@ def any_value_rules(whitespace: Whitespace, bounded_numbers: bool, tokens: bool 
     lowering._nodes[ANYTHING] = Rule(name)
     shapes: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null(), Array(), Object())
     lowering.tokens.rules[name] = nodes.alternation(*map(lowering.value, shapes))
-    for body in lowering.tokens.rules.values():
-        share(body)
     return name, lowering.tokens.rules
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.nfa.edges import Fragment, NfaEdges
-from graftlm.core.grammar.automata.nfa.kept_blocks import KeptBlock, blocks_of
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.nodes import nodes
@@ -18,7 +17,6 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 UNROLL_COUNT = 4  # repeats up to this many times are always unrolled
 UNROLL_EDGES = 64  # and so are those that cost no more byte edges than this
-MAX_KEPT = 4  # blocks that are kept of one shared body
 MAX_REGISTERS = 4  # counters that can run at the same time: the depth of counted repeats in one another
 
 
@@ -52,7 +50,6 @@ class NfaBuilder:
         self._sizes: dict[int, int] = {}
         self._fragments: dict[tuple[int, tuple[str, ...]], Fragment] = {}
         self._num_counted = 0
-        self._written: dict[str, Node] = {}  # rules written out since a body began
 
     def build(self, node: Node) -> Nfa:
         start = self._edges.new()
@@ -68,25 +65,9 @@ class NfaBuilder:
         start, final = self._edges.new(2), self._edges.num_states - 1
         for symbol, inside, body in [(end, (), node), *((self._symbols[name], (name,), body) for name, body in rules)]:
             self._inside = inside
-            last = self._add_body(body, self._edges.add_symbol(symbol, start))
+            last = self._add(body, self._edges.add_symbol(symbol, start))
             self._edges.skip(self._edges.add_symbol(end, last), final)
         return self._edges.finish(start, final)
-
-    def _add_body(self, body: Node, source: int) -> int:
-        kept = None if self._counters else blocks_of(body)
-        if kept is None:
-            return self._add(body, source)
-        for found in kept:
-            if found.fits(self._symbols, self._bodies):
-                return self._edges.add_block(found.with_symbols(self._symbols), source)
-        begin, self._written = self._edges.extent, {}
-        known, self._fragments = self._fragments, {}  # so that every rule in it is met
-        end = self._add(body, source)
-        self._fragments |= known
-        if len(kept) < MAX_KEPT and not any(name in self._bodies for name in self._symbols):
-            block = self._edges.block(Fragment(begin, self._edges.extent, end))
-            kept.append(KeptBlock.of(block, self._symbols, self._written))
-        return end
 
     def _add(self, node: Node, source: int) -> int:
         """Put `node` after state `source`; return the state where it ends. No edge leads back into `source`."""
@@ -136,7 +117,6 @@ class NfaBuilder:
 
     def _add_rule(self, name: str, source: int) -> int:
         if name in self._bodies and name not in self._symbols:
-            self._written[name] = self._bodies[name]
             return self._add(self._bodies[name], source)
         if name in self._bodies and name not in self._inside:
             self._inside += (name,)

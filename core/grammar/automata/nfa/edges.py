@@ -136,16 +136,6 @@ class NfaEdges:
         self._num_epsilons += epsilons_end - epsilon
         return known.end - begin + first
 
-    def block(self, known: Fragment) -> Block:
-        """All that lies between two extents, as something to be added elsewhere."""
-        (first, edge, epsilon), (last, edges_end, epsilons_end) = known.begin, known.last
-        edges, epsilons = self._written()
-        edges, epsilons = edges[edge:edges_end], epsilons[epsilon:epsilons_end]
-        for ends in (edges[:, :2], epsilons):
-            ends -= first
-            np.maximum(ends, -1, out=ends)
-        return Block.of(last - first, edges, epsilons, known.end - first)
-
     def add_block(self, block: Block, source: int) -> int:
         """Put `block` after state `source`. -> the state where it ends"""
         found = self._blocks.get(id(block))

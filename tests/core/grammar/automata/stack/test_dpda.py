@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.nfa.kept_blocks import blocks_of, share
 from graftlm.core.grammar.automata.stack.dpda_builder import NotDeterministicError, build_dpda
 from graftlm.core.grammar.compile import language_of
 from graftlm.core.grammar.nodes import nodes
@@ -57,30 +53,6 @@ LANGUAGES: list[tuple[Node, dict[str, Node]]] = [
 )
 def test_brackets_are_counted(text: str, is_right: bool) -> None:
     assert build_dpda(Rule("list"), LIST).matches(text.encode()) == is_right
-
-
-OBJECTS: list[dict[str, object] | bool] = [
-    {"type": "object"},
-    {"properties": {"a": {"$ref": "#"}, "b": {}}},
-    True,
-    TREE,
-]
-
-
-@pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize("schemas", [OBJECTS, OBJECTS[::-1]])
-def test_what_is_kept_of_any_value_is_what_would_be_built(
-    schemas: list[dict[str, object] | bool], bounded: bool
-) -> None:
-    for schema in schemas:
-        node, rules = of_schema(schema, whitespace="single", bounded_numbers=bounded)
-        for body in rules.values():
-            share(body)
-        built, kept = build_dpda(node, copy.deepcopy(rules)), [build_dpda(node, rules) for _ in range(2)]
-        assert any(map(blocks_of, rules.values()))
-        for name in ("classes", "table", "accepting", "calls", "distance"):
-            for dpda in kept:
-                np.testing.assert_array_equal(getattr(dpda, name), getattr(built, name))
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
