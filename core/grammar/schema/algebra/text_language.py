@@ -6,12 +6,11 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations, permutations
+from itertools import permutations
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.automata.products.letters import are_apart
 from graftlm.core.grammar.automata.products.plain_text import plain_text
 from graftlm.core.grammar.automata.products.witness import has_witness
 from graftlm.core.grammar.nodes import nodes
@@ -91,8 +90,6 @@ def is_empty(shape: Text) -> bool:
     if not frozenset(shape.patterns).isdisjoint(shape.no_patterns):  # what all dialects match, one does
         return True
     parts, refused = _parts(shape), _refused(shape)
-    if any([are_apart(one, other) for one, other in combinations(parts, 2)]):
-        return True
     if (len(parts) > 1 or refused or (low, high) != (0, None)) and _has_plain_text(shape, parts, refused):
         return False
     free = _combined(parts, refused, replace(shape, min_length=0, max_length=None))

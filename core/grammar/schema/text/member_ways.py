@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.automata.products.letters import are_apart
 from graftlm.core.grammar.automata.products.witness import has_witness, has_witness_in_parts
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import Node
@@ -259,8 +258,6 @@ class MemberWays:
 
     def _name_node(self, passed: tuple[_Test, ...], failed: tuple[_Test, ...]) -> Node | None:
         inside = [self._test_node(test, wide=False) for test in passed]
-        if any(are_apart(one, other) for one, other in combinations(inside, 2)):
-            return nodes.NOTHING
         outside = failing = [self._test_node(test, wide=True) for test in failed]
         if not passed and not failed:
             return None
