@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any
 
 from graftlm.core.errors import RequestCancelled
@@ -66,14 +66,14 @@ class GraftStream(ModelStream):
         return GraftStream(self.model, grammar if self.grammar is None else self.grammar + grammar)
 
     def __iter__(self) -> Iterator[Model]:
-        events: SimpleQueue[Any] = SimpleQueue()
+        events: Queue[Any] = Queue()
         reader, context = Reader(), copy_context()
         context.run(_event_queues.set, (*_event_queues.get(), events))
         context.run(_reader.set, reader)
 
         def write() -> None:
             try:
-                self._inner_run(self.model)
+                self._inner_run(self.model)  # type: ignore[no-untyped-call]
             except BaseException as error:
                 events.put(error)
             else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_parser import AnswerReader, ParsedAnswer, parse_completion
+from graftlm.core.chat.tool_parser import AnswerReader, InvalidCall, ParsedAnswer, parse_completion
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, TokenLogprob, Usage
 from llama_index.core.base.llms.types import (
@@ -134,7 +134,10 @@ def log_probs(logprobs: Sequence[TokenLogprob] | None) -> list[list[LogProb]] | 
 
 def chat_message(text: ParsedAnswer) -> ChatMessage:
     """Return the assistant's message; calls are blocks, and for older readers also in `additional_kwargs`."""
-    calls = [*text.calls, *text.invalid]  # an invalid call keeps its arguments as text, which fails to parse later
+    calls: list[ToolCall | InvalidCall] = [
+        *text.calls,
+        *text.invalid,
+    ]  # an invalid call keeps its arguments as text, which fails to parse later
     blocks: list[Any] = [TextBlock(text=text.content)] if text.content or not calls else []
     blocks += [ToolCallBlock(tool_call_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in calls]
     told: dict[str, Any] = {}

@@ -155,11 +155,12 @@ class Program:
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle a module's program by its name, and a bound program by its origin's name and its arguments."""
+        name: str = getattr(self, "__qualname__", "")
         named: Any = sys.modules.get(self.__module__)
-        for part in self.__qualname__.split("."):
+        for part in name.split("."):
             named = getattr(named, part, None)
         if named is self:
-            return self.__qualname__
+            return name
         decorated = isinstance(named, Program) and named.function is self.function
         return _rebuild, (named if decorated else self.function, self.num_api_spec_tokens, self.sampling, self.bound)
 

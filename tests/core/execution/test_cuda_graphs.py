@@ -115,7 +115,7 @@ def test_a_shared_prefix_counts_as_read_once(rt: Runtime, monkeypatch: pytest.Mo
     # 5 rows of 4 tokens behind 200 that they share: 4,000 reads of the prefix count a third, 30 others in full
     cost = engine.runner.cost
     reads = cost._kv_numbers * (READ * 30 + SHARED_READ * 4_000)
-    monkeypatch.setattr("graftlm.core.execution.replay_cost.LAUNCH", cost._per_token * 20 + reads)
+    monkeypatch.setattr("graftlm.core.execution.cuda_graphs.LAUNCH", cost._per_token * 20 + reads)
     monkeypatch.setattr("graftlm.kernels.gpu.attention.step_buffers.MIN_PREFIX_READS", 1000)
     prompts = [prefix + random_prompt(4, seed=2 + i) for i in range(5)]
     answers = rt.generate(prompts, temperature=0, max_tokens=2, ignore_eos=True)

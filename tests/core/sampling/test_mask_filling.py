@@ -58,7 +58,7 @@ def test_they_are_filled_on_several_threads() -> None:
             return True
 
     jobs = [MaskJob(place, Meeting(), np.zeros(1, np.int32)) for place in range(6)]  # type: ignore[arg-type]
-    assert workers.count() >= 1
+    assert workers.masks.count >= 1
     assert fill(jobs) == dict.fromkeys(range(6), True)
     assert len(used) == 2
 

@@ -19,6 +19,7 @@ from graftlm.core.runtime import Runtime
 from graftlm.core.scheduling.step_retry import StepRetry
 from graftlm.core.scheduling.steps_ahead import StepsAhead
 from graftlm.core.sequence import Sequence
+from graftlm.kernels.wire_plan import WirePlan
 from graftlm.testing import byte_tokenizer
 from tests.core.test_isolation import check_idle
 from tests.core.test_isolation_faults import at_once
@@ -45,13 +46,18 @@ def poisoned(length: int = 20) -> Request:
 
 
 @contextmanager
-def poison(owner: Any, name: str, at_token: int) -> Iterator[Counter[int]]:
+def poison(engine: Any, owner: Any, name: str, at_token: int) -> Iterator[Counter[int]]:
     """Let steps raise that take a poisoned sequence to token `at_token` or further. -> failed steps by request"""
     original, failed = getattr(owner, name), Counter[int]()
 
     def called(first: Any, *others: Any, **options: Any) -> Any:
         rows = first if isinstance(first, list) else first.rows
-        reached = [(row.sequence, row.sequence.progress.num_computed + row.num_new) for row in rows]
+        if isinstance(first, WirePlan):
+            by_number = {sequence.number: sequence for sequence in engine.scheduler.running}
+            sequences = [by_number[int(number)] for number in first.sequences]
+        else:
+            sequences = [row.sequence for row in rows]
+        reached = [(s, s.progress.num_computed + row.num_new) for s, row in zip(sequences, rows, strict=True)]
         if any(sequence.tokens[0] == POISON and stop >= at_token for sequence, stop in reached):
             failed.update(sequence.request.id for sequence, _ in reached)
             raise Poisoned("at the poisoned prompt")
@@ -91,7 +97,8 @@ def test_only_the_request_that_a_step_fails_at_ends(
     rt: Runtime, part: str, at_token: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StepsAhead, "run", lambda ahead, plan, num_steps: None)
-    with poison(*PARTS[part](rt._thread.engine), at_token):
+    engine = rt._thread.engine
+    with poison(engine, *PARTS[part](engine), at_token):
         *done, culprit = at_once(rt, [*map(request, range(6)), poisoned()])
     assert isinstance(culprit, EngineError) and isinstance(culprit.__cause__, Poisoned)
     assert str(culprit) == "a step of this sequence alone failed: Poisoned: at the poisoned prompt"
@@ -109,7 +116,7 @@ def test_of_steps_that_are_run_at_once_too_only_that_request_ends() -> None:
         engine: Any = rt._thread.engine
         if engine.ahead is None:
             pytest.skip("no compiled steps on this CPU")
-        with poison(engine.ahead.runner, "decode", 21) as failed, poison(engine.runner, "forward", 21):
+        with poison(engine, engine.ahead.runner, "decode", 21) as failed, poison(engine, engine.runner, "forward", 21):
             *done, culprit = at_once(rt, [*map(request, range(6)), poisoned()])
         assert failed and isinstance(culprit, EngineError) and isinstance(culprit.__cause__, Poisoned)
         assert [one.token_ids for one in done] == [
@@ -124,12 +131,11 @@ def test_others_lose_one_step_of_four_two_of_sixteen_three_of_sixty_four(
 ) -> None:
     monkeypatch.setattr(StepsAhead, "run", lambda ahead, plan, num_steps: None)
     requests = [*map(request, range(num_others)), poisoned()]
-    with (
-        Runtime(tiny_model(), tokenizer=byte_tokenizer(), max_batch=64) as rt,
-        poison(rt.load()._thread.engine.runner, "forward", 22) as failed,  # type: ignore[union-attr]
-    ):
-        *done, culprit = at_once(rt, requests)
-        steps = rt.stats()
+    with Runtime(tiny_model(), tokenizer=byte_tokenizer(), max_batch=64) as rt:
+        engine: Any = rt.load()._thread.engine
+        with poison(engine, engine.runner, "forward", 22) as failed:
+            *done, culprit = at_once(rt, requests)
+            steps = rt.stats()
     assert isinstance(culprit, EngineError)
     assert all(len(one.token_ids) == NEW for one in done)
     assert max(failed[r.id] for r in requests[:-1]) == most
@@ -171,7 +177,8 @@ def test_texts_scores_streams_samples_and_constraints_go_on_as_if_no_step_had_fa
     expected_stream, stream = list[int](), list[int]()
     with Runtime(tiny_model(), tokenizer=byte_tokenizer(), **options) as rt:
         expected = [said(one) for one in at_once(rt.load(), load(expected_stream))]
-        with poison(rt._thread.engine.runner, "forward", 3):  # type: ignore[union-attr]
+        engine: Any = rt._thread.engine
+        with poison(engine, engine.runner, "forward", 3):
             *done, culprit = at_once(rt, [*load(stream), poisoned(), poisoned(24)])
         check_idle(rt)
     assert isinstance(culprit, EngineError)
