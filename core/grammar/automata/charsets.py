@@ -9,7 +9,6 @@ from itertools import groupby
 
 import numpy as np
 
-from graftlm.core.grammar.automata import properties
 from graftlm.core.grammar.nodes.nodes import MAX_CODE_POINT, Range, complement, intersect, normalise
 
 PORTABLE_BREAKS: tuple[Range, ...] = ((10, 10), (13, 13), (0x2028, 0x2029))
@@ -67,7 +66,7 @@ def property_ranges(name: str, complemented: bool = False, wide: bool | None = N
     short = _SHORT_NAMES.get(name.removeprefix("General_Category=").removeprefix("gc="))
     if short == "Any":
         return () if complemented else ((0, MAX_CODE_POINT),)
-    meanings = properties.readings(name) if short is None else (_category(short),)
+    meanings = _properties(name) if short is None else (_category(short),)
     if not meanings:
         return None
     found = meanings[0]
@@ -122,3 +121,47 @@ def _every_character(limit: int) -> str:
 def _cased_characters() -> str:
     """Characters that have another case; all of them are in the first two planes."""
     return "".join(c for c in _every_character(0x20000) if c.lower() != c or c.upper() != c or c.casefold() != c)
+
+
+_PROPERTY_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(?:=[A-Za-z][A-Za-z0-9_ ]*)?", re.ASCII)
+_OF_ASCII = frozenset(("alnum", "blank", "cntrl", "digit", "graph", "print", "punct", "xdigit"))
+"""Classes of POSIX, which some dialects keep to ASCII; ECMA-262 has none of them."""
+
+
+@lru_cache(maxsize=256)
+def _properties(name: str) -> tuple[tuple[Range, ...], ...]:
+    r"""Return the code points of \p{name} for each dialect's meaning of it; empty if no dialect defines it.
+
+    For properties that are no general categories: scripts, \p{Emoji}, \p{Alnum} and others of the package `regex`.
+    """
+    if _PROPERTY_NAME.fullmatch(name) is None:
+        return ()
+    found = [_code_points(name)]
+    if found[0] is None:
+        return ()
+    if name.startswith("Is") and _code_points(name[2:]) is not None:  # a script to some, a block to others
+        found.append(_code_points(f"In{name[2:]}"))
+    if name.startswith(("Script_Extensions=", "scx=")):  # versions of Unicode differ in what scripts share
+        found.append(_code_points(f"Script={name.partition('=')[2]}"))
+        shared = [_code_points(script) for script in ("Common", "Inherited")]
+        found.append(normalise(span for ranges in (found[0], *shared) for span in ranges or ()))
+    kept = [ranges for ranges in found if ranges is not None]
+    if kept and name.lower() in _OF_ASCII:
+        kept.append(tuple((low, min(high, 0x7F)) for low, high in kept[0] if low <= 0x7F))
+    return tuple(kept)
+
+
+def _code_points(name: str) -> tuple[Range, ...] | None:
+    """Return the code points that the package `regex` assigns to the property, None if it has no such property."""
+    import regex  # few patterns ask for it
+
+    try:
+        runs = regex.compile(f"\\p{{{name}}}+").finditer(_all_code_points())
+    except regex.error:
+        return None
+    return tuple((run.start(), run.end() - 1) for run in runs)
+
+
+@cache
+def _all_code_points() -> str:
+    return np.arange(MAX_CODE_POINT + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
