@@ -138,6 +138,15 @@ def _fill(store: Any) -> None:
                 store_kv(k, v, store.k[layer], store.v[layer], slots, exponents=exponents[layer])
 
 
+def _prompt(ids: np.ndarray) -> Any:
+    """Return the prompt of a sequence: a PromptInput, or the ids themselves in trees that are older than it."""
+    try:
+        from graftlm.core.prompt_input import PromptInput
+    except ImportError:
+        return ids
+    return PromptInput(ids)
+
+
 def plan_of(step: Step, first: int, vocab_size: int) -> Any:
     """Return a step as the engine lays it out: random ids, KV in slots from `first` on.
 
@@ -159,7 +168,7 @@ def plan_of(step: Step, first: int, vocab_size: int) -> Any:
     parts = (length * 8 // 9, length - length * 8 // 9) if step.past else (length,)
     scheduled = []
     for row in range(step.rows):
-        sequence = sequence_of(Request([1]), generator.integers(1, vocab_size, length).astype(np.int32))
+        sequence = sequence_of(Request([1]), _prompt(generator.integers(1, vocab_size, length).astype(np.int32)))
         # older trees have these fields on the sequence itself
         kv, progress = getattr(sequence, "kv", sequence), getattr(sequence, "progress", sequence)
         at = first
