@@ -12,12 +12,12 @@ import torch
 from graftlm.core.errors import EngineError
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.request import Chunk, Completion, FinishReason, Submission, TokenLogprob, Usage
+from graftlm.core.text.detokenizer import unfinished_bytes
 from graftlm.plugins.hookspecs import Register, hookimpl
 
 if TYPE_CHECKING:
     from graftlm.core.config import EngineConfig, SamplingParams
-    from graftlm.core.text.tokenizer import Tokenizer
-
+from graftlm.core.text.tokenizer import Tokenizer
 
 _UNKNOWN = ("n", "top_p", "top_k", "min_p", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty",
             "repetition_penalty", "logit_bias", "stop_token_ids")  # fmt: skip
@@ -190,6 +190,8 @@ def completion_of(
     if found is not None:
         text = text[: found[0]]
     reason: FinishReason = "stop" if ended is not None or found is not None else "length"
+    if reason == "length" and unfinished_bytes(tokenizer, ids):
+        text = text.removesuffix("\ufffd")  # the limit cut a character
     num_new = len(ids) if ended is None else ended + 1
     return Completion(text, ids[:ended], reason, Usage(num_prompt, num_cached, num_new, 0), stop=found and found[1])
 

@@ -64,7 +64,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_processes_compile_all_parts_and_a_second_start_finds_them(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, dim, half = SPROUT.group, SPROUT.head_dim, int(SPROUT.bfloat16)
+    group, dim, half = SPROUT.group, SPROUT.head_dim, int(SPROUT.element)
     loops = (
         *(f"decode_attention-{group}-{dim}-{dim}-{half}-0", f"prefill_attention-{group}-{dim}-{dim}-{half}"),
         *(f"matmul-{half}-1", f"matmul-{half}-0"),

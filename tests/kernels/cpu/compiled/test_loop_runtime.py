@@ -20,7 +20,7 @@ def nothing_is_packaged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(loop_cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(loop_cache, "folder", lambda *_: tmp_path)
     return tmp_path
 
 
@@ -58,5 +58,5 @@ def test_what_the_package_has_is_neither_compiled_nor_kept(folder: Path, monkeyp
 
 
 def test_without_a_cache_folder_a_loop_is_compiled_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_cache, "folder", lambda: None)
+    monkeypatch.setattr(loop_cache, "folder", lambda *_: None)
     assert address()
