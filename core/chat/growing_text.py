@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.text.detokenizer import unfinished_bytes
+from graftlm.core.text.detokenizer import MAX_UNFINISHED, unfinished_bytes
 from graftlm.core.text.processor import TextProcessor
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class GrowingText:
 
     def write_generated(self, tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> None:
         """Append an output that the model generated after `tokens()`."""
-        kept, self._pending = align(tokenizer, token_ids, text, self._ids[-_LAST_IDS:].tolist())
+        kept, self._pending = align(tokenizer, token_ids, text, self._ids[-MAX_UNFINISHED:].tolist())
         self._extend(kept)
         self.text += text
 
@@ -79,7 +79,7 @@ class GrowingText:
 
     def _drop_unfinished(self, tokenizer: Tokenizer) -> None:
         """Drop the last ids that spell an unfinished character; tokenise whole characters among them again."""
-        left = len(unfinished_bytes(tokenizer, self._ids[-_LAST_IDS:].tolist()))
+        left = len(unfinished_bytes(tokenizer, self._ids[-MAX_UNFINISHED:].tolist()))
         if not left:
             return
         rest = b""
@@ -92,9 +92,6 @@ class GrowingText:
 
     def _extend(self, ids: Sequence[int]) -> None:
         self._ids = np.concatenate([self._ids, np.asarray(ids, dtype=np.int32)])
-
-
-_LAST_IDS = 3  # a character that is not finished has at most three bytes
 
 
 def align(

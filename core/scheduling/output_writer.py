@@ -11,14 +11,12 @@ from graftlm.core.grammar.matcher import NO_ENDING, ends_within
 from graftlm.core.request import Chunk, Completion, FinishReason, Timing, TokenLogprob, Usage
 from graftlm.core.scheduling.stop_strings import StopMatcher
 from graftlm.core.sequence import Output, Progress, Sequence
+from graftlm.core.text.detokenizer import MAX_UNFINISHED
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.sampling.sampler import Sampled
     from graftlm.core.text.tokenizer import Tokenizer
-
-
-_LAST_IDS = 3  # of a prompt: a character that is not finished has at most three bytes
 
 
 class OutputWriter:
@@ -36,7 +34,7 @@ class OutputWriter:
         output = sequence.output
         if output.detokenizer is not None:
             return
-        before = () if sequence.grammar is not None else sequence.prompt_ids[-_LAST_IDS:].tolist()
+        before = () if sequence.grammar is not None else sequence.prompt_ids[-MAX_UNFINISHED:].tolist()
         output.detokenizer = self.tokenizer.detokenizer(before)
         if sequence.sampling.stop:
             output.stop_matcher = StopMatcher(sequence.sampling.stop)

@@ -86,7 +86,8 @@ class Detokenizer:
         return self._tokenizer.decode(self._window)[len(shown) :]
 
 
-_LONGEST_BEGINNING = 3  # bytes of a character of four that is not finished
+MAX_UNFINISHED = 3
+"""Bytes, and so tokens at most, of a character that is not finished: UTF-8 has characters of up to four bytes."""
 
 
 def unfinished_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
@@ -97,11 +98,11 @@ def unfinished_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
     if not tokenizer.exact_bytes:
         return b""
     table, data = tokenizer.token_bytes, b""
-    for token_id in reversed(ids[-_LONGEST_BEGINNING:]):
+    for token_id in reversed(ids[-MAX_UNFINISHED:]):
         piece = table[token_id] if token_id < len(table) else b""
         data = piece + data
-        if not piece or len(data) >= _LONGEST_BEGINNING or data[-1] < 0x80:
+        if not piece or len(data) >= MAX_UNFINISHED or data[-1] < 0x80:
             break
     decoder = _Utf8("replace")
-    decoder.decode(data[-_LONGEST_BEGINNING:])
+    decoder.decode(data[-MAX_UNFINISHED:])
     return decoder.buffer

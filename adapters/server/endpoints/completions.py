@@ -14,6 +14,7 @@ from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
+from graftlm.core.text.detokenizer import MAX_UNFINISHED
 from graftlm.core.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
@@ -84,7 +85,7 @@ class Call:
 
     def offsets(self, tokenizer: Tokenizer) -> TokenOffsets:
         """Return the offsets of the generated tokens, which follow the echoed text."""
-        return TokenOffsets(tokenizer, len(self.echoed), (self.ids or [])[-3:])
+        return TokenOffsets(tokenizer, len(self.echoed), (self.ids or [])[-MAX_UNFINISHED:])
 
     def usage(self, completion: Completion) -> Usage:
         """Return the usage of the call; a scored prompt is counted whole, its last token too."""

@@ -80,7 +80,7 @@ def _code_point(high: int, low: int) -> int:
 
 _MAX_COUNT = 1 << 24
 _QUANTIFIERS = frozenset("*+?{")
-"""What a quantifier begins with."""
+"""Characters that begin a quantifier."""
 
 
 class Scanner:
