@@ -100,7 +100,7 @@ class Server:
         except GraftError as error:
             raise api_error(error, fields) from error
         envelope = self._envelope(http, body, "chatcmpl", "chat.completion.chunk")
-        return self._answer([request], ChatWriter(body, envelope, form), body, envelope)
+        return self._answer([request], ChatWriter(body, envelope, form), body)
 
     async def complete(self, http: HttpRequest) -> Response:
         body = await self.read(http, CompletionBody)
@@ -113,13 +113,13 @@ class Server:
             raise api_error(error, frozenset(CompletionBody.model_fields)) from error
         envelope = self._envelope(http, body, "cmpl", "text_completion")
         writer = CompletionWriter(body, envelope, calls, self.runtime)
-        return self._answer(writer.requests, writer, body, envelope)
+        return self._answer(writer.requests, writer, body)
 
-    def _answer(self, requests: list[Request], writer: Writer, body: Body, envelope: Envelope) -> Response:
+    def _answer(self, requests: list[Request], writer: Writer, body: Body) -> Response:
         assert self.intake is not None
         fields = frozenset(type(body).model_fields)
         answer = self.intake.submit(requests)
-        return EventStream(answer, writer, envelope, fields) if body.stream else WholeAnswer(answer, writer, fields)
+        return EventStream(answer, writer, fields) if body.stream else WholeAnswer(answer, writer, fields)
 
     def _envelope(self, http: HttpRequest, body: Body, prefix: str, name: str) -> Envelope:
         number = http.scope.get("graftlm.request_id") or secrets.token_hex(12)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 from pydantic import Field
 
 from graftlm.adapters.server.endpoints.body import Body
+from graftlm.adapters.server.http.responses import OpenAIStream
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.core.chat.messages import to_messages
 from graftlm.core.chat.tool_format import ToolFormat
@@ -83,12 +84,12 @@ class ChatBody(Body):
         )
 
 
-class ChatWriter:
+class ChatWriter(OpenAIStream):
     """A writer of the answer of one call. Each call needs its own: a stream keeps its state in it."""
 
     def __init__(self, body: ChatBody, envelope: Envelope, form: ToolFormat | None) -> None:
+        super().__init__(envelope)
         self._form = form
-        self._envelope = envelope
         self._plain = form is None and not body.logprobs and not body.return_token_ids and not body.counts_on
         self._counts_on = body.counts_on
         self._with_ids = body.return_token_ids
@@ -118,9 +119,6 @@ class ChatWriter:
     def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
         """Return nothing: the last chunk of a choice has ended it."""
         return iter(())
-
-    def usages(self, completions: Sequence[Completion]) -> list[Usage]:
-        return [one.usage for one in completions]
 
     def _rich_pieces(self, index: int, chunk: Chunk, usage: Usage | None) -> Iterator[bytes]:
         reader, reason = self._readers.setdefault(index, AnswerReader(self._form)), chunk.finish_reason

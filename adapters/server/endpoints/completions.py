@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from graftlm.adapters.server.endpoints.body import Body
+from graftlm.adapters.server.http.responses import OpenAIStream
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
@@ -94,12 +95,12 @@ class Call:
         return replace(completion.usage, prompt_tokens=len(self.ids))
 
 
-class CompletionWriter:
+class CompletionWriter(OpenAIStream):
     """A writer of the answer of one HTTP request. The choices of prompt i begin at i * n."""
 
     def __init__(self, body: CompletionBody, envelope: Envelope, calls: Sequence[Call], runtime: Runtime) -> None:
+        super().__init__(envelope)
         self._body = body
-        self._envelope = envelope
         self._calls = calls
         self._tokenizer = runtime.tokenizer
         self._n = body.n or 1

@@ -1,4 +1,4 @@
-"""The two forms of an answer: one JSON object, or server-sent events. Both cancel the requests on a disconnect."""
+"""The two forms of an answer: one JSON object, or a stream. Both cancel the requests on a disconnect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
-from graftlm.adapters.server.http.errors import api_error
+from graftlm.adapters.server.http.errors import ApiError, api_error
 from graftlm.adapters.server.http.wire import DONE, PING, Envelope, event
 from graftlm.core.errors import RequestCancelled
 from graftlm.core.request import Chunk, Completion
@@ -38,15 +38,45 @@ EVENTS = [
 class Writer(Protocol):
     """Conversion of completions and chunks to the answer of one endpoint.
 
-    whole   the JSON object of an answer that is not streamed
-    pieces  the events of a chunk of request `number`;  ended: the events of its completion
-    usages  the token counts of a stream whose requests have completed, in the order of the requests
+    headers  the headers of a stream
+    ping     bytes that keep an idle stream open; may be empty
+    whole    the JSON object of an answer that is not streamed
+    pieces   the events of a chunk of request `number`;  ended: the events of its completion
+    end      the last bytes of a stream whose requests have completed, in the order of the requests
+    failed   the last bytes of a stream whose request has failed
     """
 
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]: ...
+    @property
+    def ping(self) -> bytes: ...
     def whole(self, completions: list[Completion]) -> dict[str, Any]: ...
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]: ...
     def ended(self, number: int, completion: Completion) -> Iterator[bytes]: ...
-    def usages(self, completions: Sequence[Completion]) -> list[Usage]: ...
+    def end(self, completions: Sequence[Completion]) -> bytes: ...
+    def failed(self, error: ApiError) -> bytes: ...
+
+
+class OpenAIStream:
+    """The part of a writer that all streams of OpenAI's older endpoints share: server-sent events up to [DONE]."""
+
+    headers = EVENTS
+    ping = PING
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+
+    def usages(self, completions: Sequence[Completion]) -> list[Usage]:
+        """Return the token counts of a stream's requests."""
+        return [one.usage for one in completions]
+
+    def end(self, completions: Sequence[Completion]) -> bytes:
+        usage = self._envelope.usage(self.usages(completions)) if self._envelope.with_usage else b""
+        return usage + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the error as the last event; no [DONE] follows."""
+        return event({"error": error.error})
 
 
 class WholeAnswer(Response):
@@ -70,15 +100,15 @@ class WholeAnswer(Response):
 
 
 class EventStream(Response):
-    """Server-sent events. The chunks of one step for one HTTP request are one write.
+    """A stream of events. The chunks of one step for one HTTP request are one write.
 
     The first event carries the status, so a request that fails before it gets an error's status. Later chunks are
     written in the callback that receives the engine's events, without waking this response's task; the task writes the
     end, and the chunks that a slow client has delayed.
     """
 
-    def __init__(self, answer: Answer, writer: Writer, envelope: Envelope, fields: frozenset[str]) -> None:
-        self.answer, self.writer, self.envelope, self.fields = answer, writer, envelope, fields
+    def __init__(self, answer: Answer, writer: Writer, fields: frozenset[str]) -> None:
+        self.answer, self.writer, self.fields = answer, writer, fields
         self._completions: dict[int, Completion] = {}
         self._begun = False
         self._blocked: _Rest | None = None
@@ -105,8 +135,7 @@ class EventStream(Response):
                 if self._begun and self._bare_send is not None:
                     self.answer.write_at_once = self._write_at_once
             done = [self._completions[number] for number in range(len(self.answer.requests))]
-            end = [self.envelope.usage(self.writer.usages(done))] if self.envelope.with_usage else []
-            await self._send(b"".join([*end, DONE]), send, more=False)
+            await self._send(self.writer.end(done), send, more=False)
 
     def _read(self, events: Events) -> tuple[bytes, BaseException | None]:
         """Return the bytes of the events, and the error that ended the request."""
@@ -129,7 +158,7 @@ class EventStream(Response):
         written = [
             piece for number, items in chunks.items() for chunk in merged(items) for piece in pieces(number, chunk)
         ]
-        return b"".join([*written, *ended]) or (PING if pinged else b""), None
+        return b"".join([*written, *ended]) or (self.writer.ping if pinged else b""), None
 
     def _write_at_once(self, events: Events) -> bool:
         """Send chunks only; return False to leave the events to the task. Called on the loop, outside of any task."""
@@ -152,18 +181,18 @@ class EventStream(Response):
     async def _send(self, data: bytes, send: Send, *, more: bool = True) -> None:
         if not self._begun:
             self._begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+            await send({"type": "http.response.start", "status": 200, "headers": self.writer.headers})
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _fail(self, error: BaseException, send: Send) -> None:
-        """Send an error as the last event, without [DONE]; raise it if the headers are not sent yet."""
+        """Send an error as the last event; raise it if the headers are not sent yet."""
         self.answer.cancel()
         if isinstance(error, RequestCancelled):
             return
         failure = api_error(error, self.fields)
         if not self._begun:
             raise failure from error
-        await self._send(event({"error": failure.error}), send, more=False)
+        await self._send(self.writer.failed(failure), send, more=False)
 
 
 class _Rest:

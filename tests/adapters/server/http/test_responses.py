@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from graftlm.adapters.server.http.responses import EventStream
+from graftlm.adapters.server.http.responses import EventStream, OpenAIStream
 from graftlm.adapters.server.http.wire import DONE, Envelope
 from graftlm.adapters.server.intake import Answer
 from graftlm.core.request import Chunk, Completion, Request, Usage
@@ -16,7 +16,7 @@ from graftlm.core.request import Chunk, Completion, Request, Usage
 COMPLETION = Completion("", [], "stop", Usage())
 
 
-class Plain:
+class Plain(OpenAIStream):
     """Writes the text of each chunk; raises for a bad one."""
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
@@ -29,9 +29,6 @@ class Plain:
 
     def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
         return iter(())
-
-    def usages(self, completions: Sequence[Completion]) -> list[Usage]:
-        return [one.usage for one in completions]
 
 
 class Client:
@@ -62,7 +59,7 @@ class Client:
 async def begun(client: Client) -> tuple[Answer, asyncio.Task[None]]:
     """A stream whose first piece is sent."""
     answer = Answer([Request("x", stream=True)])
-    stream = EventStream(answer, Plain(), Envelope("id", "m", "chunk"), frozenset())
+    stream = EventStream(answer, Plain(Envelope("id", "m", "chunk")), frozenset())
     task = asyncio.create_task(stream({"graftlm.bare_send": client.send}, client.receive, client.send))
     tell(answer, Chunk("0", []))
     await asyncio.sleep(0)
