@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +17,7 @@ from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.kv.memory import check_weights_fit, may_be_too_large
 from graftlm.core.model.description import dtype_of, model_config
+from graftlm.core.model.quantised.format_check import check_format, check_unexpected, tensor_header
 from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
 
 if TYPE_CHECKING:
@@ -116,6 +115,7 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
     if config.quantization is not None:
         options["quantization_config"] = _quantization_config(config.quantization)
+    method = check_format(source, model_config(source, config)) if not config.trust_remote_code else None
     may_not_fit = device.type == "cuda" or may_be_too_large(source, device)
     if config.quantization is None and may_not_fit and (described := _described(source, config, device)) is not None:
         check_weights_fit(source, described, device)
@@ -133,6 +133,8 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
         raise ModelError(f"no model could be loaded from the {where} {source!r}: {why_not(source, error)}") from error
     loaded: nn.Module
     loaded, report = read
+    if not config.trust_remote_code:
+        check_unexpected(source, report["unexpected_keys"], method)
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
@@ -192,11 +194,8 @@ def converted_files(source: str, dtype: torch.dtype | str) -> list[Path]:
 
 def _dtypes_in(path: Path) -> set[str]:
     """Return safetensors' names of the dtypes in a file; all of them if it cannot be read."""
-    with suppress(OSError, ValueError, KeyError, TypeError, struct.error), path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(min(length, path.stat().st_size)))
-        return {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
-    return set(_NAMES.values())
+    header = tensor_header(path)
+    return {str(entry.get("dtype")) for entry in header.values()} if header is not None else set(_NAMES.values())
 
 
 def leave_files(model: nn.Module, fusions: Fusions) -> None:
