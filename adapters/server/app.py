@@ -13,9 +13,10 @@ from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
+from graftlm.adapters.server.dialects.routes import dialect_routes
 from graftlm.adapters.server.endpoints.body import Body
 from graftlm.adapters.server.endpoints.chat import ChatBody, ChatWriter
 from graftlm.adapters.server.endpoints.completions import CompletionBody, CompletionWriter
@@ -26,7 +27,7 @@ from graftlm.adapters.server.gate import Gate
 from graftlm.adapters.server.http.errors import ApiError, api_error, invalid_body
 from graftlm.adapters.server.http.responses import EventStream, WholeAnswer, Writer
 from graftlm.adapters.server.http.wire import Envelope
-from graftlm.adapters.server.intake import Intake
+from graftlm.adapters.server.intake import Answer, Intake
 from graftlm.adapters.server.metrics import Metrics
 from graftlm.adapters.server.settings import ServerSettings
 from graftlm.core.errors import GraftError
@@ -34,6 +35,7 @@ from graftlm.core.errors import GraftError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from graftlm.core.chat.tool_format import ToolFormat
     from graftlm.core.request import Request
     from graftlm.core.runtime import Runtime
 
@@ -60,6 +62,7 @@ class Server:
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
+            *dialect_routes(self),
             *info_routes(self),
             *token_routes(self),
             *page_routes(self, self._history),
@@ -94,13 +97,19 @@ class Server:
 
     async def chat(self, http: HttpRequest) -> Response:
         body = await self.read(http, ChatBody)
-        fields = frozenset(ChatBody.model_fields)
-        try:
-            request, form = body.to_request(self.runtime), body.form(self.runtime)
-        except GraftError as error:
-            raise api_error(error, fields) from error
+        request, form = await self.prepared(body, frozenset(ChatBody.model_fields))
         envelope = self._envelope(http, body, "chatcmpl", "chat.completion.chunk")
         return self._answer([request], ChatWriter(body, envelope, form), body)
+
+    async def prepared(self, body: ChatBody, fields: frozenset[str]) -> tuple[Request, ToolFormat | None]:
+        """Return the native request and the format of its calls. Raises ApiError.
+
+        fields  names of the fields of the body that came, for the field at fault
+        """
+        try:
+            return body.to_request(self.runtime), body.form(self.runtime)
+        except GraftError as error:
+            raise api_error(error, fields) from error
 
     async def complete(self, http: HttpRequest) -> Response:
         body = await self.read(http, CompletionBody)
@@ -116,10 +125,14 @@ class Server:
         return self._answer(writer.requests, writer, body)
 
     def _answer(self, requests: list[Request], writer: Writer, body: Body) -> Response:
-        assert self.intake is not None
         fields = frozenset(type(body).model_fields)
-        answer = self.intake.submit(requests)
+        answer = self.submit(requests)
         return EventStream(answer, writer, fields) if body.stream else WholeAnswer(answer, writer, fields)
+
+    def submit(self, requests: list[Request]) -> Answer:
+        """Queue the requests of one HTTP request."""
+        assert self.intake is not None
+        return self.intake.submit(requests)
 
     def _envelope(self, http: HttpRequest, body: Body, prefix: str, name: str) -> Envelope:
         number = http.scope.get("graftlm.request_id") or secrets.token_hex(12)
@@ -140,7 +153,7 @@ class Server:
         except ValidationError as error:
             raise invalid_body(error, frozenset(kind.model_fields)) from None
         name = getattr(body, "model", None)
-        if name is not None and name not in self.model_names:
+        if name is not None and str(name).removesuffix(":latest") not in self.model_names:
             names = ", ".join(self.model_names)
             message = f"the model {name!r} does not exist here; use {names}"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -148,14 +161,14 @@ class Server:
 
 
 async def _answer_error(http: HttpRequest, error: ApiError) -> Response:
-    return JSONResponse({"error": error.error}, error.status, error.headers)
+    return Response(error.body(http.url.path), error.status, error.headers, "application/json")
 
 
 async def _answer_route(http: HttpRequest, error: HTTPException) -> Response:
     """Return status 404 for an unknown path, 405 for an unknown method."""
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     told = ApiError(error.status_code, f"{http.method} {http.url.path}: {error.detail}", code=code)
-    return JSONResponse({"error": told.error}, told.status, error.headers)
+    return Response(told.body(http.url.path), told.status, error.headers, "application/json")
 
 
 async def _answer_nobody(http: HttpRequest, error: ClientDisconnect) -> Response:

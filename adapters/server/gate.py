@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("graftlm.server")
 
 _ID = re.compile(rb"[\w.:-]{1,128}")
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATING = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+)
 
 
 class Gate:
@@ -52,7 +54,7 @@ class Gate:
         try:
             refusal = self._refusal(scope["path"], headers)
             if refusal is not None:
-                await _send_error(refusal, send_with_id)
+                await _send_error(refusal, scope["path"], send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
         finally:
@@ -63,7 +65,7 @@ class Gate:
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         server = self._server
         if self._keys and path not in server.settings.open_paths and not self._has_key(headers):
-            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             return ApiError(401, message, code="invalid_api_key")
         if path not in GENERATING:
             return None
@@ -77,12 +79,13 @@ class Gate:
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         # Compare all keys, so that the time reveals nothing about a partial match.
-        return scheme.lower() == b"bearer" and sum(hmac.compare_digest(key.strip(), own) for own in self._keys) > 0
+        return sum(hmac.compare_digest(given, own) for own in self._keys) > 0
 
 
-async def _send_error(error: ApiError, send: Send) -> None:
+async def _send_error(error: ApiError, path: str, send: Send) -> None:
     headers = [(b"content-type", b"application/json")]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": error.body})
+    await send({"type": "http.response.body", "body": error.body(path)})

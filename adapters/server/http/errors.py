@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -43,9 +44,19 @@ class ApiError(Exception):
         self.error = {"message": message, "type": kind, "param": param, "code": code}
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
 
-    @property
-    def body(self) -> bytes:
-        return json.dumps({"error": self.error}).encode()
+    def body(self, path: str) -> bytes:
+        """Return the body in the form of the dialect that the path belongs to."""
+        forms = (form for prefix, form in _FORMS.items() if path.startswith(prefix))
+        form = next(forms, None)
+        return json.dumps(form(self) if form is not None else {"error": self.error}).encode()
+
+
+_FORMS: dict[str, Callable[[ApiError], dict[str, Any]]] = {}
+
+
+def register_form(prefix: str, form: Callable[[ApiError], dict[str, Any]]) -> None:
+    """Let errors of paths that begin with `prefix` have the form of another API than OpenAI's."""
+    _FORMS[prefix] = form
 
 
 _SERVER = "server_error"
