@@ -323,22 +323,21 @@ class Lowering:
         """Arrays that have all these shapes, each an Array, its Not, or a formula of them."""
         positive = [part for part in parts if isinstance(part, Array)]
         shape = merged(positive or [Array()])
+        if shape.unique and not shape.prefix:
+            shape = self._in_one_spelling(shape)
         others = [part for part in parts if not isinstance(part, Array)]
         if not others and not shape.contains:
-            return self._unique_array(shape) if shape.unique and not shape.prefix else self._array(shape)
+            return self._array(shape)
         return self.tokens.bracketed("[", Items(self, both(shape, *others)).node(), "]")
 
-    def _unique_array(self, shape: Array) -> Node:
-        """Arrays whose items must differ, each written in one spelling; NOTHING if there are too few items."""
+    def _in_one_spelling(self, shape: Array) -> Array:
+        """Return arrays of unique items with each item in one spelling; without items if there are too few values."""
         spelling = OneSpelling(self.algebra, self.close, self._whitespace == "flexible")
         items = spelling.of(shape.items)
         if items is None:
-            return self._array(shape)
-        numbers_of = [nodes.Intersection((numbers.number(part), numbers.ONE_SPELLING)) for part in spelling.fractions]
+            return shape
         if shape.min_items > 1 and not spelling.by_value:
-            most = num_texts(
-                nodes.alternation(Lowering(self._spec, self._options, self._reader).value(items), *numbers_of)
-            )
+            most = num_texts(Lowering(self._spec, self._options, self._reader).value(items))
             if most < shape.min_items:
                 pointer = self.pointer(shape)
                 reason = (
@@ -346,10 +345,8 @@ class Lowering:
                     f"{most:.0f} at most; lower it or allow more values"
                 )
                 self._reader.contradictions.append(Issue(f"{pointer}/minItems", "minItems", reason))
-                return NOTHING
-        item = nodes.alternation(self.value(items), *map(self.tokens.token, numbers_of))
-        inside = nodes.separated(item, self.tokens.comma, shape.min_items, shape.max_items)
-        return self.tokens.bracketed("[", inside, "]")
+                return replace(shape, items=NO_SHAPE)
+        return replace(shape, items=items)
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)

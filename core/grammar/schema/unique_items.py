@@ -1,11 +1,11 @@
 """`uniqueItems`, and names that `minProperties` counts: which arrays and objects of a text they apply to.
 
 A regular or context-free language cannot keep items apart, so engines/unique.py masks each token that would complete a
-second equal item. No item may come to where only an equal one is left. So scalars, and containers of strings, integers
-and constants, are written in one spelling and compared as texts; containers of which an unequal one can always be
-completed, by one more item or member, are compared by value. For any other item `uniqueItems` is refused, or goes by
-`on_unsupported`. 7 of 566 public schemas of MaskBench have the
-keyword, a fifth of SchemaStore's; a schema without it pays for one search of its text.
+second equal item. No item may come to where only an equal one is left. So scalars, and containers of scalars, are
+written in one spelling and compared as texts; containers of which an unequal one can always be completed, by one more
+item or member, are compared by value. For any other item `uniqueItems` is refused, or goes by `on_unsupported`. 7 of
+566 public schemas of MaskBench have the keyword, a fifth of SchemaStore's; a schema without it pays for one search of
+its text.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
@@ -33,7 +34,6 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Implied,
     Literals,
     Not,
-    Number,
     Object,
     Reference,
     Shape,
@@ -157,10 +157,9 @@ class _Places:
         arrays = [[part for part in case if isinstance(part, Array)] for case in cases]
         unique = [part for case in arrays for part in case if part.unique]
         if unique:
-            reason = None if all(any(part.unique for part in case) for case in arrays) else _AMBIGUOUS
-            for case in cases:
-                reason = reason or self._reason(case, place)
-            place.unique = reason is None
+            spelling = OneSpelling(self._algebra, self._close, self._reader.options.whitespace == "flexible")
+            reason = next((reason for case in cases if (reason := self._reason(case, spelling))), None)
+            place.unique, place.by_value, place.until = reason is None, spelling.by_value, spelling.until
             for part in dict.fromkeys(unique) if reason else ():
                 self._reader.refuse(self._reader.pointers.get(part, ""), "uniqueItems", f"cannot be kept {reason}")
         for wanted in {wanted.shape for case in arrays for part in case for wanted in part.contains}:
@@ -169,20 +168,21 @@ class _Places:
         longest = max((len(part.prefix) for case in arrays for part in case), default=0)
         place.items = self.of(both(*(item_at(part, i) for part in case)) for case in arrays for i in range(longest + 1))
 
-    def _reason(self, case: tuple[Shape, ...], place: Place) -> str | None:
-        """Return why the items of arrays of these shapes cannot be kept apart."""
+    def _reason(self, case: tuple[Shape, ...], spelling: OneSpelling) -> str | None:
+        """Return why the items of arrays of these shapes cannot be kept apart.
+
+        An array that one alternative wants unique has unique items under every alternative of its place.
+        """
         arrays = [part for part in case if isinstance(part, Array)]
-        whole = merged(arrays)
+        whole = merged(arrays or [Array()])
         if len(arrays) < len(case):
             return "beside 'not', 'if' or an alternative that excludes others"
         if whole.prefix or whole.contains:
             return "beside 'prefixItems' or 'contains'"
-        items = OneSpelling(self._algebra, self._close, self._reader.options.whitespace == "flexible")
-        if items.of(whole.items) is None:
+        if spelling.of(whole.items) is None:
             return "over items that may be written in several ways, as objects and numbers inside them"
-        if place.until != items.until and place.by_value:
-            return "over objects of several kinds"
-        place.by_value, place.until = place.by_value + items.by_value, items.until
+        if whole.min_items > 1 and not whole.unique and not spelling.by_value:
+            return "where another alternative asks for several items without it"
         return None
 
     def _refuse_all(self, shape: Shape, reason: str) -> None:
@@ -232,9 +232,6 @@ class _Places:
         return self._reached[shape]
 
 
-_AMBIGUOUS = "where another alternative allows an array without it"
-
-
 def _must_differ(shape: Shape) -> bool:
     return isinstance(shape, Array) and shape.unique or isinstance(shape, Object) and shape.counts_names
 
@@ -266,24 +263,24 @@ class OneSpelling:
 
     flexible   blanks may stand between the tokens of a container
     by_value   first bytes of containers of which an unequal one can always be completed
+    by_text    first bytes of the other containers
     until      where these are closed objects: the names up to the pivot, the last member that can be made unequal
-    fractions  numbers of the latest item that may have a fraction, which `of` leaves out
     """
 
     def __init__(self, algebra: ShapeAlgebra, close: Close, flexible: bool) -> None:
         self._algebra = algebra
         self._close = close
         self._flexible = flexible
-        self.by_value = b""
+        self.by_value = self.by_text = b""
         self.until: tuple[str, ...] | None = None
-        self.fractions: list[Number] = []
 
     def of(self, shape: Shape) -> Shape | None:
-        """Return the restricted shape; None if the item may have several spellings."""
+        """Return the restricted shape; None if the item may have several spellings, or items before it differ."""
         try:
-            return self._of(shape, 0)
+            found = self._of(shape, 0)
         except GrammarError:
             return None
+        return None if set(self.by_value) & set(self.by_text) else found
 
     def _of(self, shape: Shape, depth: int) -> Shape | None:
         if depth > _MAX_DEPTH:
@@ -297,12 +294,10 @@ class OneSpelling:
                 piece = replace(piece, patterns=(text_language.ONE_SPELLING,))
             found.append(piece)
         for number in algebra.pieces(shape, "number"):
-            if isinstance(number, Number) and not number.integer:
-                if depth:
-                    return None
-                self.fractions.append(number)
-            else:
-                found.append(_one_literals(number.texts) if isinstance(number, Literals) else number)
+            is_literal = isinstance(number, Literals)
+            found.append(
+                _one_literals(number.texts) if is_literal else replace(number, one_spelling=not number.integer)
+            )
         found += self._containers(shape, depth)
         kept = [part for part in found if part is not None]
         return union(*kept) if len(kept) == len(found) else None
@@ -314,29 +309,33 @@ class OneSpelling:
                 continue
             cases = self._algebra.cases.of(narrowed)
             cases = None if cases is None else [self._close(case) for case in cases]
-            if not (depth or self._flexible or cases is None) and self._is_endless(cases, kind):
-                self.by_value += b"[" if kind == "array" else b"{"
+            first = b"[" if kind == "array" else b"{"
+            is_endless, until = (False, None) if depth or self._flexible or not cases else self._is_endless(cases, kind)
+            if is_endless and (first not in self.by_value or kind == "array" or until == self.until):
+                self.by_value += first
+                self.until = until if kind == "object" else self.until
                 yield (Array() if kind == "array" else Object()) if narrowed == ANYTHING else narrowed
             elif self._flexible or cases is None or kind == "object" and not _in_one_order(cases):
                 yield None
             else:
+                self.by_text += b"" if depth else first
                 yield from (self._container(case[0], depth) if len(case) == 1 else None for case in cases)
 
-    def _is_endless(self, cases: list[tuple[Shape, ...]], kind: str) -> bool:
+    def _is_endless(self, cases: list[tuple[Shape, ...]], kind: str) -> tuple[bool, tuple[str, ...] | None]:
         """Return True if an unequal value can be completed wherever the text of one of these containers has come to,
-        by one more item or member, or in a closed object by another value of its pivot.
+        by one more item or member, or in a closed object by another value of its pivot, and the names up to that.
         """
         if all(all(map(self._can_grow, case)) for case in cases):
-            return True
+            return True, None
         shapes = dict.fromkeys(part.shape if isinstance(part, Not) else part for case in cases for part in case)
         closed, *more = [part for part in shapes if not self._can_grow(part)] or [NOTHING]
         if kind == "array" or more or not isinstance(closed, Object) or closed.max_properties is not None:
-            return False
+            return False, None
         if closed.additional != NOTHING or closed.patterns or closed.names is not None:
-            return False
+            return False, None
         others = [part for part in shapes if isinstance(part, Object) and part is not closed]
         if any(part.min_properties for part in others):
-            return False
+            return False, None
         names = [name for name, _ in closed.properties]
         excluded = {name for case in cases for part in case if isinstance(part, Not) for name in _required(part.shape)}
         endless = [
@@ -346,14 +345,16 @@ class OneSpelling:
             and name not in excluded
             and all(self._algebra.member(part, name) == ANYTHING for part in others)
         ]
-        self.until = tuple(names[: names.index(endless[-1]) + 1]) if endless else None
-        return bool(endless) and all(closed in case for case in cases)
+        until = tuple(names[: names.index(endless[-1]) + 1]) if endless else None
+        return bool(endless) and all(closed in case for case in cases), until
 
     def _can_grow(self, part: Shape) -> bool:
         match part:
             case Array():
-                is_plain = not part.unique and not part.contains and part.max_items is None
-                return is_plain and not self._algebra.is_nothing(part.items)
+                is_plain = not part.contains and part.max_items is None and not self._algebra.is_nothing(part.items)
+                return is_plain and (not part.unique or self._is_endless_value(part.items))
+            case Not(Object() as inner):  # may lack names, or values of names, whatever other members there are
+                return inner == Object(inner.properties, required=inner.required, closed=inner.closed)
             case Object():
                 is_open = part.names is None and part.max_properties is None and part.additional != NOTHING
                 return (
@@ -368,8 +369,10 @@ class OneSpelling:
         """Return True if an unequal value can be completed wherever the text of one has come to."""
         kinds = [kind for kind in KINDS if self._algebra.narrow(shape, kind) != NOTHING]
         if kinds == ["string"]:
-            pieces = self._algebra.pieces(shape, "string")
-            return len(pieces) == 1 and isinstance(pieces[0], Text) and pieces[0] == Text(pieces[0].min_length)
+            return all(
+                isinstance(piece, Text) and piece.max_length is None and _is_endless_text(text_language.quoted(piece))
+                for piece in self._algebra.pieces(shape, "string")
+            )
         if kinds not in (["array"], ["object"]):
             return False
         cases = self._algebra.cases.of(self._algebra.narrow(shape, kinds[0]))
@@ -441,14 +444,28 @@ def canonical(text: str | bytes, until: tuple[str, ...] | None = None) -> str:
 
 def num_texts(node: Node) -> float:
     """Return the number of texts of a regular language, infinity if there is no end or the language is large."""
+    dfa, counts = _continuations(node)
+    return np.inf if dfa is None else float(counts[dfa.start[0]])
+
+
+def _is_endless_text(node: Node) -> bool:
+    """Return True if each prefix of a text of this regular language has infinitely many continuations."""
+    dfa, counts = _continuations(node)
+    return dfa is not None and bool(np.isinf(counts[1:][~dfa.accepting[1:]]).all())
+
+
+def _continuations(node: Node) -> tuple[Dfa | None, npt.NDArray[np.float64]]:
+    """Return the DFA of `node` and the number of continuations of each state; no DFA if it has too many states."""
     try:
         dfa = Dfa.compile(without_products(node), Limits(states=_ITEM_STATES, seconds=1.0), counters=False)
     except GrammarError:
-        return np.inf
+        return None, np.zeros(0)
     sizes = np.bincount(dfa.classes, minlength=dfa.table.shape[1])
     known = np.arange(dfa.num_states) == 0
     counts = np.zeros(dfa.num_states)
-    while (ready := known[dfa.table].all(axis=1) & ~known).any():
-        counts[ready] = dfa.accepting[ready] + (counts[dfa.table[ready]] * sizes).sum(axis=1)
-        known |= ready
-    return float(counts[dfa.start[0]]) if known[dfa.start[0]] else np.inf
+    with np.errstate(over="ignore"):
+        while (ready := known[dfa.table].all(axis=1) & ~known).any():
+            counts[ready] = dfa.accepting[ready] + (counts[dfa.table[ready]] * sizes).sum(axis=1)
+            known |= ready
+    counts[~known] = np.inf
+    return dfa, counts

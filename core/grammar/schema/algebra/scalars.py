@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -17,6 +18,8 @@ Scalar = Number | Text | Literals
 T = TypeVar("T")
 MAX_PIECES = 2_000
 _ANY_TEXT = Text()
+ONE_SPELLING = r"0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,8})\.[0-9]{0,5}[1-9]"
+"""Numbers of 15 digits without an exponent, "-0" and zeros at the end of a fraction: unequal texts, unequal float64."""
 
 
 def meet(parts: Iterable[Shape], free: Number | Text) -> list[Scalar]:
@@ -74,7 +77,9 @@ def _has(shape: Shape, text: str) -> bool:
         case Literals(texts):
             return any(same_value(parse_value(other), value) for other in texts)
         case Number():
-            return isinstance(value, (int, Decimal)) and not isinstance(value, bool) and number_has(shape, value)
+            is_number = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
+            is_spelled = not shape.one_spelling or re.fullmatch(ONE_SPELLING, text) is not None
+            return is_number and is_spelled and number_has(shape, value)
         case Text():
             return isinstance(value, str) and text_language.admits(shape, value)
         case _:
@@ -133,6 +138,7 @@ def _both_numbers(a: Number, b: Number) -> Number:
         exclusive_maximum=high.exclusive_maximum,
         multiple_of=_joined(a.multiple_of, b.multiple_of),
         no_multiple_of=_joined(a.no_multiple_of, b.no_multiple_of),
+        one_spelling=a.one_spelling or b.one_spelling,
     )
 
 

@@ -71,6 +71,7 @@ class Number(SharedShape):
     """A number within bounds (None is none), a multiple of each of `multiple_of` and of none of `no_multiple_of`.
 
     integer  only whole numbers, which are written without a fraction.
+    one_spelling  unequal numbers have unequal texts: see `scalars.ONE_SPELLING`
     """
 
     integer: bool = False
@@ -80,6 +81,7 @@ class Number(SharedShape):
     exclusive_maximum: bool = False
     multiple_of: tuple[Decimal, ...] = ()
     no_multiple_of: tuple[Decimal, ...] = ()
+    one_spelling: bool = False
 
 
 class Text(SharedShape):

@@ -16,6 +16,8 @@ from math import lcm, ulp
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import EMPTY, Node
+from graftlm.core.grammar.regex import parser
+from graftlm.core.grammar.schema.algebra.scalars import ONE_SPELLING
 from graftlm.core.grammar.schema.algebra.shapes import Number
 from graftlm.core.grammar.schema.text.bounds import DIGIT, FRACTION, NONZERO, NOTHING, POINT, ZERO, in_bounds
 
@@ -23,15 +25,6 @@ NATURAL = nodes.alternation(ZERO, nodes.concat(NONZERO, nodes.star(DIGIT)))
 EXPONENT = nodes.optional(nodes.concat(nodes.chars("eE"), nodes.optional(nodes.chars("+-")), nodes.plus(DIGIT)))
 INTEGER = nodes.alternation(ZERO, nodes.concat(nodes.optional(nodes.literal("-")), NONZERO, nodes.star(DIGIT)))
 NUMBER = nodes.concat(nodes.optional(nodes.literal("-")), NATURAL, FRACTION, EXPONENT)
-_SHORT = nodes.concat(NONZERO, nodes.repeat(DIGIT, 0, 8))
-ONE_SPELLING = nodes.alternation(
-    ZERO,
-    nodes.concat(nodes.optional(nodes.literal("-")), NONZERO, nodes.repeat(DIGIT, 0, 14)),
-    nodes.concat(
-        nodes.optional(nodes.literal("-")), nodes.alternation(ZERO, _SHORT), POINT, nodes.repeat(DIGIT, 0, 5), NONZERO
-    ),
-)
-"""Numbers of 15 digits without an exponent, "-0" and zeros at the end of a fraction: unequal texts, unequal float64."""
 MAX_RESIDUES = 2_000
 MAX_INTEGER_DIGITS = 18
 MAX_DIGITS = 17
@@ -45,6 +38,8 @@ _MAX_COUNTED, _MIN_COUNTED = 2_000, 8  # residues times digits; digits with howe
 
 def number(shape: Number) -> Node:
     """All texts of numbers of this shape (see above for what bounds leave out); NOTHING when there is none."""
+    if shape.one_spelling:
+        return nodes.Intersection((number(replace(shape, one_spelling=False)), parser.parse(ONE_SPELLING)))
     if shape.no_multiple_of:
         allowed = number(replace(shape, no_multiple_of=())) if shape.multiple_of else in_bounds(shape)
         return nodes.Difference(
@@ -64,6 +59,8 @@ def readable(shape: Number, *, context_free: bool) -> Node:
 
     What the shape itself bounds stays. Exponents have two digits. For multiples see `_readable_multiples`.
     """
+    if shape.one_spelling:
+        return number(shape)
     if shape.multiple_of or shape.no_multiple_of:
         return _readable_multiples(shape)
     if shape.integer:
