@@ -3,9 +3,53 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from graftlm.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one connection, one request and one server. docs/security.md has the table of all of them.
+
+    header_bytes, headers  size and number of a request's headers; more get status 431.
+    header_s, body_s       seconds in which the headers and the body of a request must arrive.
+    connections_per_client connections of one address; beyond them, the one that has waited longest is closed.
+    held_body_bytes        bytes of all bodies that are arriving; a body beyond them gets status 429.
+    json_members           members of all objects in a body.
+    json_values            all values in a body: members, elements of arrays, token ids.
+    messages, tools        of one request.
+    stop_strings           of one request;  stop_chars: characters of all of them.
+    constraint_chars       characters of a regex, a grammar, a schema's JSON text, or all choices.
+    salt_chars             characters of `cache_salt`.
+    sequences_per_request  prompts times `n` of one request.
+    open_sequences         sequences of all requests that wait or run; a request beyond them gets status 429.
+    """
+
+    header_bytes: int = 64 << 10
+    headers: int = 256
+    header_s: float = 20.0
+    body_s: float = 60.0
+    connections_per_client: int = 1024
+    held_body_bytes: int = 128 << 20
+    json_members: int = 100_000
+    json_values: int = 2_000_000
+    messages: int = 10_000
+    tools: int = 1024
+    stop_strings: int = 64
+    stop_chars: int = 4096
+    constraint_chars: int = 256 << 10
+    salt_chars: int = 256
+    sequences_per_request: int = 1024
+    open_sequences: int = 8192
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            whole = isinstance(each.default, int)
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or value <= 0:
+                kind = "a whole number above 0" if whole else "a number above 0"
+                raise ConfigError(f"limit {each.name} is {value!r}; it must be {kind}")
 
 
 @dataclass(frozen=True)
@@ -14,6 +58,8 @@ class ServerSettings:
 
     host, port           the address; port 0 selects a free one.
     api_keys             a request must have one of them as its bearer token; may be empty on a loopback address only.
+    allowed_hosts        names of the server in `Host`, in addition to `host` and the names of loopback addresses.
+                         Checked on a loopback address without keys only.
     open_paths           paths that need no key.
     model_names          accepted names of the model; answers contain the first.
     max_open_requests    limit of waiting and running requests; further ones get status 429.
@@ -21,11 +67,13 @@ class ServerSettings:
     request_timeout_s    a longer request ends with status 408; None for no limit.
     drain_timeout_s      seconds that requests have to finish after SIGTERM.
     max_step_s           after a longer step of the engine `/health` answers 503.
+    limits               the other limits.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     open_paths: frozenset[str] = frozenset({"/", "/health", "/ping", "/metrics"})
     model_names: tuple[str, ...] = ()
     max_open_requests: int = 1024
@@ -33,6 +81,7 @@ class ServerSettings:
     request_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     max_step_s: float = 120.0
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
