@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -209,7 +210,10 @@ def serve(
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(envvar="GRAFTLM_API_KEY", help="A key that requests must bring; may be given again."),
+        typer.Option(help="A key that requests must bring; may be given again. Or GRAFTLM_API_KEY, which is one key."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Another name of a keyless local server; may be given again.")
     ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="What clients call the model; may be given again.")
@@ -221,6 +225,9 @@ def serve(
     option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE of the runtime, as dtype=bfloat16; may be given again.")
     ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of docs/security.md, as header_s=20; may be given again.")
+    ] = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API."""
     try:
@@ -231,11 +238,14 @@ def serve(
     settings = ServerSettings(
         host=host,
         port=port,
-        api_keys=tuple(api_key or ()),
+        # typer would split the variable at spaces, and each word would be a key
+        api_keys=tuple(api_key or filter(None, [os.environ.get("GRAFTLM_API_KEY")])),
+        allowed_hosts=tuple(allowed_host or ()),
         model_names=tuple(served_model_name or ()),
         max_open_requests=max_open_requests,
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,
+        limits=process.read_limits(limit or ()),
     )
     options = process.read_options(option or ())
     if replicas > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class Access:
     reason      the cause of an answer other than 200, or "cancelled"
     usage       token counts, once the request has ended
     num_tokens  generated tokens so far of a stream
+    num_bytes   size of the body
     """
 
     id: str
@@ -50,7 +52,12 @@ class Access:
     reason: str = ""
     usage: Usage | None = None
     num_tokens: int = 0
+    num_bytes: int = 0
     started_s: float = field(default_factory=time.monotonic)
+
+    def make_current(self) -> None:
+        """Make `current` return this record in the running task and in the threads that it waits for."""
+        _current.set(self)
 
     def line(self, method: str, path: str, status: int) -> str:
         """Return the line of the log. A request whose client has gone has status 499."""
@@ -65,6 +72,14 @@ class Access:
         if self.reason:
             parts.append(f"reason={shown(self.reason)}")
         return " ".join(parts)
+
+
+_current: ContextVar[Access] = ContextVar("graftlm_access")
+
+
+def current() -> Access:
+    """Return the record of the request that this task handles; an empty one outside of requests."""
+    return _current.get(Access("", ""))
 
 
 def access_of(scope: MutableMapping[str, Any]) -> Access:

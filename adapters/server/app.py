@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from graftlm.adapters.server.access import access_of, current, shown
+from graftlm.adapters.server.bodies import SMALL_BYTES, AnyBody, Bodies
 from graftlm.adapters.server.dialects.routes import dialect_routes
 from graftlm.adapters.server.endpoints.body import Body
 from graftlm.adapters.server.endpoints.chat import ChatBody, ChatWriter
@@ -24,7 +25,7 @@ from graftlm.adapters.server.endpoints.info import info_routes
 from graftlm.adapters.server.endpoints.page import History, page_routes
 from graftlm.adapters.server.endpoints.tokens import token_routes
 from graftlm.adapters.server.gate import Gate
-from graftlm.adapters.server.http.errors import ApiError, api_error, invalid_body
+from graftlm.adapters.server.http.errors import ApiError, api_error
 from graftlm.adapters.server.http.responses import EventStream, WholeAnswer, Writer
 from graftlm.adapters.server.http.wire import Envelope
 from graftlm.adapters.server.intake import Answer, Intake
@@ -33,15 +34,13 @@ from graftlm.adapters.server.settings import ServerSettings
 from graftlm.core.errors import GraftError
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from graftlm.core.chat.tool_format import ToolFormat
     from graftlm.core.request import Request
     from graftlm.core.runtime import Runtime
 
-AnyBody = TypeVar("AnyBody", bound=BaseModel)
-
-log = logging.getLogger("graftlm.server")
+Result = TypeVar("Result")
 
 
 class Server:
@@ -57,6 +56,7 @@ class Server:
         self.model_names = self.settings.model_names or (runtime.model_name,)
         self.draining = self.sends_outside_tasks = False
         self.intake: Intake | None = None
+        self.bodies = Bodies(self.settings)
         self.metrics = Metrics(runtime, self.model_names[0])
         self._history = History(self)
         routes = [
@@ -69,10 +69,10 @@ class Server:
         ]
         handlers: Any = {ApiError: _answer_error, HTTPException: _answer_route, ClientDisconnect: _answer_nobody}
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
-        self._app: ASGIApp = Gate(app, self)
+        self._gate = Gate(app, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        await self._gate(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -84,8 +84,8 @@ class Server:
 
     @property
     def num_open(self) -> int:
-        """The number of HTTP requests that wait or run."""
-        return len(self.intake.open) if self.intake is not None else 0
+        """The number of generating HTTP requests that arrive, wait or run."""
+        return self._gate.num_open
 
     def unavailable(self) -> str | None:
         """Return the reason for refusing new requests; None while the server accepts them."""
@@ -107,17 +107,16 @@ class Server:
         fields  names of the fields of the body that came, for the field at fault
         """
         try:
-            return body.to_request(self.runtime), body.form(self.runtime)
+            body.check(self.settings.limits)
+            return await self.run(partial(body.convert, self.runtime))
         except GraftError as error:
             raise api_error(error, fields) from error
 
     async def complete(self, http: HttpRequest) -> Response:
         body = await self.read(http, CompletionBody)
         try:
-            if body.needs_ids:
-                calls = await asyncio.to_thread(body.to_calls, self.runtime)
-            else:
-                calls = body.to_calls(self.runtime)
+            body.check(self.settings.limits)
+            calls = await self.run(partial(body.to_calls, self.runtime), apart=body.needs_ids)
         except GraftError as error:
             raise api_error(error, frozenset(CompletionBody.model_fields)) from error
         envelope = self._envelope(http, body, "cmpl", "text_completion")
@@ -130,46 +129,55 @@ class Server:
         return EventStream(answer, writer, fields) if body.stream else WholeAnswer(answer, writer, fields)
 
     def submit(self, requests: list[Request]) -> Answer:
-        """Queue the requests of one HTTP request."""
+        """Queue the requests of one HTTP request. Raises ApiError if too many sequences are open."""
         assert self.intake is not None
+        most, num = self.settings.limits.open_sequences, sum(request.sampling.n for request in requests)
+        if self.intake.num_sequences + num > most and self.intake.open:
+            message = f"{self.intake.num_sequences:,} sequences are open, the server takes {most:,}; try again later"
+            raise ApiError(429, message, kind="rate_limit_error", code="too_many_sequences", retry_after=1)
         return self.intake.submit(requests)
 
     def _envelope(self, http: HttpRequest, body: Body, prefix: str, name: str) -> Envelope:
-        number = http.scope.get("graftlm.request_id") or secrets.token_hex(12)
+        number = current().id or secrets.token_hex(12)
         return Envelope(f"{prefix}-{number}", body.model or self.model_names[0], name, body.with_usage)
 
     async def read(self, http: HttpRequest, kind: type[AnyBody]) -> AnyBody:
-        """Return the validated body of a request. Raises ApiError that names the field at fault."""
-        given = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if given not in ("application/json", ""):
-            raise ApiError(415, f"the body is {given}; send application/json", code="unsupported_media_type")
-        raw, limit = bytearray(), self.settings.max_body_bytes
-        async for piece in http.stream():
-            raw += piece
-            if len(raw) > limit:
-                raise ApiError(413, f"the body is longer than {limit:,} bytes; send less", code="body_too_large")
-        try:
-            body = kind.model_validate_json(bytes(raw))
-        except ValidationError as error:
-            raise invalid_body(error, frozenset(kind.model_fields)) from None
+        """Return the validated body of a request, within the limits. Raises ApiError that names the field at fault."""
+        body = await self.bodies.read(http, kind)
         name = getattr(body, "model", None)
+        current().model = name or self.model_names[0]
         if name is not None and str(name).removesuffix(":latest") not in self.model_names:
             names = ", ".join(self.model_names)
             message = f"the model {name!r} does not exist here; use {names}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return body
 
+    async def run(self, call: Callable[[], Result], *, apart: bool = False) -> Result:
+        """Run a conversion of the current body: on the loop if the body is small, else on a thread.
+
+        apart  True for a conversion that takes long whatever the body's size
+        """
+        return await asyncio.to_thread(call) if apart or current().num_bytes > SMALL_BYTES else call()
+
 
 async def _answer_error(http: HttpRequest, error: ApiError) -> Response:
+    access_of(http.scope).reason = error.error["code"] or error.error["param"] or error.error["type"] or ""
     return Response(error.body(http.url.path), error.status, error.headers, "application/json")
 
 
 async def _answer_route(http: HttpRequest, error: HTTPException) -> Response:
-    """Return status 404 for an unknown path, 405 for an unknown method."""
+    """Return status 404 for an unknown path, with the known ones; 405 for an unknown method."""
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    told = ApiError(error.status_code, f"{http.method} {http.url.path}: {error.detail}", code=code)
+    message = f"{http.method} {shown(http.url.path)}: {error.detail}"
+    if error.status_code == 404:
+        paths = sorted({route.path for route in http.app.routes})
+        message += f"; the server has {', '.join(paths)}"
+    told = ApiError(error.status_code, message, code=code)
+    access_of(http.scope).reason = code or ""
     return Response(told.body(http.url.path), told.status, error.headers, "application/json")
 
 
 async def _answer_nobody(http: HttpRequest, error: ClientDisconnect) -> Response:
+    access = access_of(http.scope)
+    access.reason = access.reason or "cancelled"  # or the reason for which the connection was closed
     return Response(status_code=499)

@@ -42,6 +42,8 @@ class Answer:
         self.arrived_s = self.last_s = time.monotonic()
         self.streams = False  # True after the first chunk
         self.num_open = len(requests)
+        self.num_sequences = sum(request.sampling.n for request in requests)
+        self.num_tokens = 0  # of the chunks so far
         self.cancelled = False
         self.write_at_once: Callable[[deque[tuple[int, Event]]], bool] | None = None
         self._events: deque[tuple[int, Event]] = deque()
@@ -97,6 +99,7 @@ class Intake:
         self.runtime = runtime
         self.metrics = metrics
         self.open: set[Answer] = set()
+        self.num_sequences = 0  # of the open answers
         self._loop = asyncio.get_running_loop()
         self._arrived: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._outbox: deque[tuple[Answer, int, Event]] = deque()
@@ -108,6 +111,7 @@ class Intake:
         """Queue requests as one submission. Runs on the loop."""
         answer = Answer(requests)
         self.open.add(answer)
+        self.num_sequences += answer.num_sequences
         self._arrived.put(answer)
         return answer
 
@@ -177,10 +181,12 @@ class Intake:
                 if answer.streams:
                     self.metrics.written(now - answer.last_s)
                 answer.streams = True
+                answer.num_tokens += len(event.token_ids)
             else:
                 answer.num_open -= 1
                 if not answer.num_open:
                     self.open.discard(answer)
+                    self.num_sequences -= answer.num_sequences
                 if isinstance(event, Completion):
                     self.metrics.ended(answer, event, now)
                 elif event is not None:

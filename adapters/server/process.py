@@ -12,19 +12,26 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import fields
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from graftlm.adapters.server.access import LineFormatter
 from graftlm.adapters.server.app import Server
-from graftlm.adapters.server.settings import ServerSettings
-from graftlm.core.config import CacheConfig, SchedulerConfig
+from graftlm.adapters.server.http.connection import Connection, Connections
+from graftlm.adapters.server.settings import Limits, ServerSettings
+from graftlm.core.config import CacheConfig, SchedulerConfig, reject_unknown
 from graftlm.core.constraint import prepare_llguidance
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.runtime import Runtime
 
 log = logging.getLogger("graftlm.server")
+
+OTHER_FILES = 512
+"""Open files that are no connections: weights, libraries, replicas and endpoints."""
 
 CLOSE_S = 5.0
 """Seconds that connections have to close after every request has ended."""
@@ -55,9 +62,41 @@ def read_options(given: Iterable[str]) -> dict[str, Any]:
     return options
 
 
+def raise_file_limit() -> int:
+    """Raise the process's limit of open files as far as it may, and return the limit."""
+    most = 1 << 16  # more cost memory for each process that is started
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return most
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return most if soft == resource.RLIM_INFINITY else soft
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def read_limits(given: Iterable[str]) -> Limits:
+    """Parse limits of a server from NAME=VALUE."""
+    values: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        reject_unknown([name], [each.name for each in fields(Limits)], "limit")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            raise ConfigError(f"limit {name} is {value!r}; give a number, as --limit header_s=20") from None
+    return Limits(**values)  # type: ignore[arg-type]
+
+
 def serve(model: str, settings: ServerSettings, options: dict[str, Any]) -> None:
     """Serve `model` until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     runtime = Runtime(model, **options)
     listener = listen(settings.host, settings.port)
     try:
@@ -116,8 +155,10 @@ class Process(uvicorn.Server):
     """
 
     def __init__(self, server: Server, listener: socket.socket) -> None:
+        connections = Connections(server.settings.limits, max(64, raise_file_limit() - OTHER_FILES))
         config = uvicorn.Config(
             server,
+            http=partial(Connection, connections),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             server_header=False,

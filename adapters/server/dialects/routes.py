@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import graftlm
+from graftlm.adapters.server.access import access_of
 from graftlm.adapters.server.dialects import messages, ollama
 from graftlm.adapters.server.dialects.messages import CountBody, MessagesBody, MessageWriter
 from graftlm.adapters.server.dialects.ollama import GenerateBody, OllamaChatBody, OllamaWriter
@@ -240,7 +241,7 @@ def _answer(
 
 def _caller(http: HttpRequest) -> str:
     """Return the namespace of the caller's API key."""
-    return str(http.scope.get("graftlm.namespace", ""))
+    return access_of(http.scope).namespace
 
 
 def _ignore(response: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from graftlm.adapters.server.access import current
+from graftlm.adapters.server.settings import Limits
 from graftlm.core.answer_format import schema_of_format
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
@@ -105,6 +107,29 @@ class Body(BaseModel):
     prompt_cache_retention: str | None = None
 
     @property
+    def num_sequences(self) -> int:
+        """The number of sequences that the request runs."""
+        return self.n or 1
+
+    def check(self, limits: Limits) -> None:
+        """Raise ConfigError for a request beyond the limits, before it costs more than its parsing."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        given = self.structured_outputs or StructuredOutputs()
+        texts = [given.json_, given.regex, given.grammar, self.guided_json, self.guided_regex, self.guided_grammar]
+        texts += [self.regex, self.ebnf, self.json_schema, *(given.choice or ()), *(self.guided_choice or ())]
+        written = sum(len(text) for text in texts if isinstance(text, str))
+        limit("stop", len(stop), limits.stop_strings, "strings")
+        limit("stop", sum(map(len, stop)), limits.stop_chars, "characters")
+        limit("cache_salt", len(self.cache_salt or ""), limits.salt_chars, "characters")
+        limit("constraint", written, limits.constraint_chars, "characters")
+        limit("n times the prompts", self.num_sequences, limits.sequences_per_request, "sequences")
+
+    @property
+    def namespace(self) -> str:
+        """The KV namespace: that of the current caller's key, and `cache_salt` within it."""
+        return current().namespace + (self.cache_salt or "")
+
+    @property
     def with_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -128,7 +153,7 @@ class Body(BaseModel):
         return Request(
             prompt,
             sampling,
-            namespace=self.cache_salt or "",
+            namespace=self.namespace,
             stream=self.stream,
             stream_usage=self.counts_on,
             tools=tools,
@@ -159,6 +184,12 @@ class Body(BaseModel):
         if len(found) > 1:
             raise ConfigError(f"{' and '.join(found)} were both given; a request takes one constraint")
         return next(iter(found.values()), {})
+
+
+def limit(name: str, value: int, most: int, unit: str) -> None:
+    """Raise ConfigError if `value` is above `most`."""
+    if value > most:
+        raise ConfigError(f"{name} has {value:,} {unit}, the server takes {most:,}; send fewer")
 
 
 def _read_schema(name: str, value: Any) -> Any:

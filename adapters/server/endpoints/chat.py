@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import Field
 
-from graftlm.adapters.server.endpoints.body import Body
+from graftlm.adapters.server.endpoints.body import Body, limit
 from graftlm.adapters.server.http.responses import OpenAIStream
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
+from graftlm.adapters.server.settings import Limits
 from graftlm.core.chat.messages import to_messages
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
@@ -43,20 +44,29 @@ class ChatBody(Body):
         choice = ToolChoice.read(self.tool_choice, self.native_tools, parallel=self.parallel_tool_calls)
         return None if choice.mode == "none" else ToolFormat.learn(runtime.tokenizer)
 
+    def check(self, limits: Limits) -> None:
+        limit("messages", len(self.messages), limits.messages, "entries")
+        limit("tools", len(self.tools or ()), limits.tools, "entries")
+        super().check(limits)
+
+    def convert(self, runtime: Runtime) -> tuple[Request, ToolFormat | None]:
+        """Return the native request and the format of its tool calls. Raises GraftError for an invalid body."""
+        return self.to_request(runtime), self.form(runtime)
+
     def to_request(self, runtime: Runtime) -> Request:
         """Return the native request. Raises ConfigError or GrammarError for an invalid body."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ConfigError("max_tokens and max_completion_tokens were both given; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
             raise ConfigError("top_logprobs was given without logprobs=true; give both")
-        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        most = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         messages: list[Any] = to_messages(self.messages)
         constraint, listed = self.constraint(), None
         if self.tools or any(m.tool_calls or m.role == "tool" for m in messages):
             form = ToolFormat.learn(runtime.tokenizer)
             messages, listed = form.prepare(messages, self.native_tools)
             constraint = self._with_tools(form, constraint)
-        sampling = self.sampling(limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None, **constraint)
+        sampling = self.sampling(most, logprobs=(self.top_logprobs or 0) if self.logprobs else None, **constraint)
         if not self.continue_final_message and self.add_generation_prompt:
             return self.request(messages, sampling, listed)
         text = runtime.tokenizer.render(

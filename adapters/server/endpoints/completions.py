@@ -42,6 +42,11 @@ class CompletionBody(Body):
         return list(self.prompt)
 
     @property
+    def num_sequences(self) -> int:
+        many = isinstance(self.prompt, list) and not (self.prompt and isinstance(self.prompt[0], int))
+        return (self.n or 1) * (len(self.prompt) if many else 1)
+
+    @property
     def needs_ids(self) -> bool:
         """True if the prompt's token ids are needed before it runs."""
         return self.echo or self.return_token_ids
@@ -64,7 +69,7 @@ class CompletionBody(Body):
             if self.echo and (self.logprobs is not None or not limit):
                 scored = SamplingParams(logprobs=True, top_logprobs=self.logprobs or 0, timeout=sampling.timeout)
                 assert ids is not None
-                call.score = Request(ids[:1], scored, namespace=self.cache_salt or "", score_ids=ids[1:] or ids[:1])
+                call.score = Request(ids[:1], scored, namespace=self.namespace, score_ids=ids[1:] or ids[:1])
             calls.append(call)
         return calls
 

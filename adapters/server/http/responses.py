@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
+from graftlm.adapters.server.access import access_of
 from graftlm.adapters.server.http.errors import ApiError, api_error
 from graftlm.adapters.server.http.wire import DONE, PING, Envelope, event
 from graftlm.core.errors import RequestCancelled
-from graftlm.core.request import Chunk, Completion
+from graftlm.core.request import Chunk, Completion, Usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
+    from graftlm.adapters.server.access import Access
     from graftlm.adapters.server.intake import Answer, Event
-    from graftlm.core.request import Usage
 
     Events = deque[tuple[int, Event]]
 
@@ -86,13 +87,16 @@ class WholeAnswer(Response):
         self.answer, self.writer, self.fields = answer, writer, fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        access = access_of(scope)
         async with _while_connected(self.answer, receive):
             try:
                 completions = await self.answer.completions()
             except RequestCancelled:
+                access.reason = "cancelled"
                 return
             except Exception as error:
                 raise api_error(error, self.fields) from error
+            access.usage = sum((one.usage for one in completions), Usage())
             body = json.dumps(self.writer.whole(completions), separators=(",", ":")).encode()
             length = (b"content-length", str(len(body)).encode())
             await send({"type": "http.response.start", "status": 200, "headers": [*JSON, length]})
@@ -116,7 +120,7 @@ class EventStream(Response):
         self._bare_send: Send | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._bare_send = scope.get("graftlm.bare_send")
+        self._bare_send, access = scope.get("graftlm.bare_send"), access_of(scope)
         async with _while_connected(self.answer, receive):
             while len(self._completions) < len(self.answer.requests):
                 events = await self.answer.events()
@@ -130,11 +134,13 @@ class EventStream(Response):
                 if data:
                     await self._send(data, send)
                 if failure is not None:
-                    await self._fail(failure, send)
+                    access.num_tokens = self.answer.num_tokens
+                    await self._fail(failure, access, send)
                     return
                 if self._begun and self._bare_send is not None:
                     self.answer.write_at_once = self._write_at_once
             done = [self._completions[number] for number in range(len(self.answer.requests))]
+            access.usage = sum((one.usage for one in done), Usage())
             await self._send(self.writer.end(done), send, more=False)
 
     def _read(self, events: Events) -> tuple[bytes, BaseException | None]:
@@ -184,14 +190,16 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.writer.headers})
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _fail(self, error: BaseException, send: Send) -> None:
+    async def _fail(self, error: BaseException, access: Access, send: Send) -> None:
         """Send an error as the last event; raise it if the headers are not sent yet."""
         self.answer.cancel()
         if isinstance(error, RequestCancelled):
+            access.reason = "cancelled"
             return
         failure = api_error(error, self.fields)
         if not self._begun:
             raise failure from error
+        access.reason = failure.error["code"] or failure.error["type"] or ""
         await self._send(self.writer.failed(failure), send, more=False)
 
 
