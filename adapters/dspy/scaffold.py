@@ -24,7 +24,8 @@ from graftlm.adapters.dspy.decisions import Decision, decision_form
 from graftlm.adapters.dspy.pieces import joined, literal, lower_schema
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.nodes import nodes
-from graftlm.core.grammar.pydantic_schema import INTEGER, NUMBER, schema_of
+from graftlm.core.grammar.python_types.pydantic_schema import schema_of
+from graftlm.core.grammar.python_types.range_patterns import INTEGER, NUMBER
 from graftlm.core.grammar.regex import parser
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema

@@ -11,7 +11,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from pydantic import BaseModel
 
 from graftlm.core.errors import ConfigError
-from graftlm.core.grammar.pydantic_schema import class_schema
+from graftlm.core.grammar.python_types.pydantic_schema import class_schema
 
 Schema = dict[str, Any] | type
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool

@@ -24,7 +24,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, GraftError
-from graftlm.core.grammar.pydantic_schema import class_schema
+from graftlm.core.grammar.python_types.pydantic_schema import class_schema
 from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime
 from graftlm.core.serving import loop_batching

@@ -9,7 +9,7 @@ from typing import Any
 from llama_index_instrumentation import get_dispatcher
 
 from graftlm.adapters.llama_index.errors import GraftCallError
-from graftlm.core.grammar.pydantic_schema import class_schema
+from graftlm.core.grammar.python_types.pydantic_schema import class_schema
 from llama_index.core.base.llms.types import ChatResponse
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent

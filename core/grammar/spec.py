@@ -234,7 +234,7 @@ def _as_schema(schema: Any) -> Any:
         return schema
     from pydantic.errors import PydanticUserError
 
-    from graftlm.core.grammar.pydantic_schema import schema_of
+    from graftlm.core.grammar.python_types.pydantic_schema import schema_of
 
     try:
         return schema_of(schema)

@@ -32,11 +32,11 @@ def closed(parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
     objects = [part for part in parts if isinstance(part, Object)]
     if len(parts) == len(objects) == 1:
         one = objects[0]
-        if one.closed or not (one.properties or one.patterns):
+        if one.closed or not _declares(one):
             return parts
         sizes = one.min_properties, one.max_properties
         return (Object(one.properties, one.patterns, NOTHING, one.required, *sizes, one.names, True),)
-    if any([part.closed for part in objects]) or not any([part.properties or part.patterns for part in objects]):
+    if any([part.closed for part in objects]) or not any([_declares(part) for part in objects]):
         return parts
     names = dict.fromkeys([name for part in objects for name, _ in part.properties])
     patterns = dict.fromkeys([pattern for part in objects for pattern, _ in part.patterns])
@@ -47,6 +47,10 @@ def closed(parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         closed=True,
     )
     return (*parts, closing)
+
+
+def _declares(shape: Object) -> bool:
+    return bool(shape.properties or shape.patterns or shape.empty)
 
 
 class Irregular:

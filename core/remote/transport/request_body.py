@@ -133,10 +133,21 @@ def _constraint(sampling: SamplingParams, capabilities: Capabilities) -> dict[st
 
 def _whole_schema(given: Any) -> Mapping[str, Any]:
     """Return the schema of a pydantic class, a type or a text, as an object even if it allows any value."""
+    from graftlm.core.grammar.schema.reading.keywords import UNSUPPORTED
     from graftlm.core.grammar.spec import JsonSchema
 
     schema = given if isinstance(given, JsonSchema) else JsonSchema(given)
-    return schema.schema if isinstance(schema.schema, dict) else {}
+    if not isinstance(schema.schema, dict):
+        return {}
+    return _without(UNSUPPORTED, schema.schema) if UNSUPPORTED in schema.text else schema.schema
+
+
+def _without(mark: str, schema: Any) -> Any:
+    """Return a schema without the keyword `mark`, which only our own reader knows."""
+    if isinstance(schema, dict):
+        kept = {key: item for key, item in schema.items() if key != mark or not isinstance(item, str)}
+        return {key: _without(mark, item) for key, item in kept.items()}
+    return [_without(mark, item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _messages(prompt: RemotePrompt, capabilities: Capabilities, body: dict[str, Any]) -> list[Mapping[str, Any]]:

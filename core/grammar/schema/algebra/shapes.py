@@ -126,6 +126,7 @@ class Object(SharedShape):
 
     closed   whether the schema said what other members may be; where it did not, strict mode allows none.
     names    what every name must be, where the schema said so.
+    empty    True if the schema has `properties` and lists none: strict mode allows no members then.
     """
 
     properties: tuple[tuple[str, Shape], ...] = ()
@@ -136,6 +137,7 @@ class Object(SharedShape):
     max_properties: int | None = None
     names: Shape | None = None
     closed: bool = False
+    empty: bool = False
 
     @property
     def listed(self) -> frozenset[str]:

@@ -159,13 +159,23 @@ class SchemaReader:
 
     def _check_keywords(self, schema: Schema, pointer: str) -> None:
         for keyword in schema:
-            if keyword not in keywords.KNOWN:
+            if keyword == keywords.UNSUPPORTED:
+                self._refuse_type(str(schema[keyword]), pointer)
+            elif keyword not in keywords.KNOWN:
                 near = keywords.near_miss(keyword)
                 if near is not None:
                     message = f"unknown keyword {keyword!r}; did you mean {near!r}? Name a note x-{keyword}"
                     self.refuse(pointer, keyword, message, judged=False)
                 else:
                     self.annotate(pointer, keyword, f"{keyword!r} restricts nothing")
+
+    def _refuse_type(self, reason: str, pointer: str) -> None:
+        """Raise, or with "warn" record, that a constraint of a Python type cannot be kept."""
+        issue = Issue(pointer, keywords.UNSUPPORTED, reason)
+        if self.options.on_unsupported != "warn":
+            raise GrammarError(str(issue), pointer=pointer)
+        if issue not in self.issues:
+            self.issues.append(issue)
 
     def _of_its_draft(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
         """`schema` without keywords that are newer than the draft which it names: notes, to that draft."""
@@ -289,7 +299,8 @@ class SchemaReader:
         closed = "additionalProperties" in schema
         others = self.read(schema["additionalProperties"], f"{pointer}/additionalProperties") if closed else ANYTHING
         required = assertions.names(schema, "required", pointer)
-        shape = Object(tuple(properties), tuple(patterns), others, required, low, high, names, closed)
+        empty = "properties" in schema and not properties
+        shape = Object(tuple(properties), tuple(patterns), others, required, low, high, names, closed, empty)
         self.pointers.setdefault(shape, pointer)
         return shape
 

@@ -63,6 +63,9 @@ TOO_OLD = (
     "allOf for 'extends', not for 'disallow', multipleOf for 'divisibleBy', anyOf for schemas in 'type'"
 )
 
+UNSUPPORTED = "x-unsupported"
+"""A constraint of a Python type that no keyword holds: its value is the reason."""
+
 KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for word in words)})
 
 BESIDE_REFERENCE = SILENT | {"$ref"}

@@ -80,3 +80,19 @@ def test_a_member_that_decides_about_others_takes_a_walk(monkeypatch: pytest.Mon
     text = to_lark(language.node, language.rules)
     assert calls and calls[-1] is None
     assert accepted(text, '{"a":1,"c":true}') and not accepted(text, '{"a":1}') and not accepted(text, "{}")
+
+
+@pytest.mark.parametrize(
+    ("schema", "others"),
+    [
+        ({"type": "object", "properties": {}}, False),
+        ({"allOf": [{"properties": {}}, {"properties": {"a": {}}}]}, False),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, True),
+        ({"type": "object"}, True),
+    ],
+)
+def test_an_object_that_lists_no_properties_used_to_have_any_in_strict_mode(schema: Any, others: bool) -> None:
+    for strict in (True, False):
+        language = language_of(JsonSchema(schema), Options(strict=strict), token_rules=True)
+        text = to_lark(language.node, language.rules)
+        assert accepted(text, "{}") and accepted(text, '{"b":1}') == (others or not strict)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import json
 import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-import numpy as np
 import pytest
 from pydantic import (
     UUID4,
@@ -27,13 +25,11 @@ from pydantic import (
     NaiveDatetime,
     PositiveInt,
     PostgresDsn,
-    TypeAdapter,
     WebsocketUrl,
     WithJsonSchema,
 )
 
-from graftlm.core.grammar import Grammar, JsonSchema, Vocabulary
-from tests.models import byte_tokenizer
+from tests.core.grammar.python_types.sampling import admits, assert_read
 
 DAY = datetime.date(2020, 2, 28)
 
@@ -114,12 +110,7 @@ TYPES: list[Any] = [
 
 @pytest.mark.parametrize("kind", TYPES, ids=name_of)
 def test_any_text_of_the_schema_is_a_value_of_the_type(kind: Any) -> None:
-    reader = TypeAdapter(kind)
-    vocabulary = Vocabulary.from_tokenizer(byte_tokenizer())
-    grammar = Grammar.compile(JsonSchema(kind), vocabulary, bounded_numbers=True)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        reader.validate_json(_written(grammar, vocabulary, rng))
+    assert_read(kind)
 
 
 @pytest.mark.parametrize(
@@ -165,25 +156,4 @@ def test_any_text_of_the_schema_is_a_value_of_the_type(kind: Any) -> None:
     ids=name_of,
 )
 def test_ordinary_values_stay_possible(kind: Any, value: Any) -> None:
-    matcher = Grammar.compile(JsonSchema(kind), Vocabulary.from_tokenizer(byte_tokenizer())).matcher()
-    data = list(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())
-    assert matcher.advance(data) == len(data) and matcher.accepting
-
-
-def _written(grammar: Grammar, vocabulary: Vocabulary, rng: np.random.Generator) -> bytes:
-    """A random text of the grammar: at most 60 tokens as they come, then the shortest end."""
-    matcher = grammar.matcher()
-    ids: list[int] = []
-    row = np.zeros(vocabulary.num_words, np.int32)
-    while len(ids) < 60 and not matcher.finished:
-        row[:] = 0
-        matcher.fill_mask(row)
-        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        token = int(rng.choice(allowed))
-        if token in vocabulary.eos_token_ids:
-            break
-        assert matcher.advance([token]) == 1
-        ids.append(token)
-    if not matcher.accepting:
-        ids += matcher.ending(ids)
-    return vocabulary.decode(ids)
+    assert admits(kind, value)
