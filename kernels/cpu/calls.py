@@ -51,6 +51,13 @@ class PrefillCall(ctypes.Structure):
     )
 
 
+SEGMENT = 16
+"""Numbers of a segment of a MatmulCall."""
+
+HALVES, SUMS, INT8_ROWS, FLOAT_ROWS = 1, 2, 4, 8
+"""Forms of rows: bfloat16; float32 sums of 32 inputs; int8 with a scale and a sum for every 32 inputs; float32."""
+
+
 class MatmulCall(ctypes.Structure):
     """The arguments of one matmul x W^T: addresses and counts; `x_row` and `out_row` are strides in elements.
 
@@ -58,9 +65,12 @@ class MatmulCall(ctypes.Structure):
               processors that multiply it, with panels
     task_rows rows of a task of PANEL outputs; 0 for all rows. num_tasks counts accordingly; tasks of equal outputs are
               consecutive
-    segments  int64 [num_segments, 6], the weights whose outputs are concatenated. Each: first panel, number of outputs,
-              first column of `out`, address of the weight, address of an up projection or 0, address of the bias or 0.
-              With an up projection, the result is silu(x W^T) * (x U^T).
+    segments  int64 [num_segments, SEGMENT], the weights whose outputs are concatenated. Each: first panel, number of
+              outputs, first column of `out`, address of the weight, address of an up projection or 0, address of the
+              bias or 0. With an up projection, the result is silu(x W^T) * (x U^T). Then for the weight and for the up
+              projection, of quantised panels: address of the loop of a PanelCall, bytes of a panel, address of the
+              table, Arithmetic of the loop, inputs of a block; 0 for other weights
+    forms     forms of the rows that loops of PanelCalls read, a sum of these flags; 0 without such loops
     add       whether the result is added to `out`
 
     A weight is packed in panels, or row-major: then depth is a multiple of 16, and it has at least 4 outputs.
@@ -69,7 +79,7 @@ class MatmulCall(ctypes.Structure):
     _fields_ = (
         *_SHARED,
         *int_fields("num_rows", "depth", "x", "x_row", "x_bfloat16", "task_rows"),
-        *int_fields("segments", "num_segments", "out", "out_row", "add"),
+        *int_fields("segments", "num_segments", "out", "out_row", "add", "forms"),
     )
 
 
@@ -151,3 +161,26 @@ class LayersCall(ctypes.Structure):
         *int_fields("turn", "steps_left"),
         ("eps", ctypes.c_float),
     )
+
+
+class PanelCall(ctypes.Structure):
+    """The arguments of a matmul with one quantised panel: addresses and counts.
+
+    out    float32 [num_rows, PANEL]
+    x      rows of the loop's arithmetic (panel_kind.py), `x_row` bytes apart
+    sums, scales  of the rows' inputs in each block, `sums_row` numbers a row; see `quantised_tile`
+    panel  address of the panel; table, address of the weight's table
+    """
+
+    _fields_ = int_fields("out", "x", "x_row", "sums", "scales", "sums_row", "panel", "table", "num_rows", "num_blocks")
+
+
+class GatherCall(ctypes.Structure):
+    """The arguments of a gather of outputs of a quantised weight, such as rows of an embedding; a task is a row.
+
+    ids          int64 [num_tasks], the outputs
+    out          elements [num_tasks, depth]
+    weight       address of the first panel, `panel_bytes` apart; table, address of its table
+    """
+
+    _fields_ = (*_SHARED, *int_fields("ids", "out", "depth", "weight", "panel_bytes", "table"))

@@ -177,6 +177,8 @@ LOOPS = {
     "decode_attention_int8": "decode_attention",
     "prefill_attention": "prefill_attention",
     "matmul": "matmul",
+    "quantised_panel": "quantised_panels",
+    "quantised_gather": "quantised_panels",
     "norm": "elementwise",
     "rotation": "elementwise",
     "silu_mul": "elementwise",
@@ -190,6 +192,7 @@ _COSTS = {
     "decode_attention_int8": 10,
     "prefill_attention": 9,
     "matmul": 6,
+    "quantised_panel": 6,
     "rotation": 3,
 }
 """Loop -> tenths of a second of its compilation; loops that are not listed take two."""

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.calls import AFTER, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
+from graftlm.kernels.cpu.calls import AFTER, BEFORE, HALVES, PHASES, LayerCall, LayersCall, MatmulCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.compiled.openmp import barrier
 from graftlm.kernels.cpu.decoder.elementwise import Elementwise
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.packed_linear import linear, own_panels
-from graftlm.kernels.cpu.linear.panels import Panels
-from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, address_of
+from graftlm.kernels.cpu.linear.panels import AnyPanels, segment
+from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES
 from graftlm.kernels.norm import Norm
 
 
@@ -58,13 +58,13 @@ class LayerWeights:
     """
 
     before_attention: Norm
-    qkv: Sequence[Panels]
+    qkv: Sequence[AnyPanels]
     q_norm: Norm | None
     k_norm: Norm | None
-    out: Panels
+    out: AnyPanels
     before_mlp: Norm
-    gate_up: Sequence[Panels]
-    down: Panels
+    gate_up: Sequence[AnyPanels]
+    down: AnyPanels
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -82,7 +82,7 @@ class LayerWeights:
         return sum(p.num_out for p in self.gate_up) // 2
 
     @property
-    def all_panels(self) -> tuple[Panels, ...]:
+    def all_panels(self) -> tuple[AnyPanels, ...]:
         return (*self.qkv, self.out, *self.gate_up, self.down)
 
     def heads(self, qkv: torch.Tensor) -> QKV:
@@ -159,7 +159,7 @@ class CompiledLayers:
         self._product(products, QKV_PRODUCT, w.qkv, inputs, (qkv, width))
         self._product(products, OUT_PRODUCT, [w.out], attended if same and w.out.depth == size else inputs)
         first, *ups = w.gate_up
-        up = ups[0].address if ups else first.address + first.num_bytes // 2
+        up = (ups[0].address, ups[0]) if ups else (first.address + first.num_bytes // 2, first)
         self._product(products, GATE_UP_PRODUCT, [first], inputs, (gate, w.gate_size), up=up)
         hidden = (gate, w.gate_size) if same and w.down.depth == w.gate_size else inputs
         self._product(products, DOWN_PRODUCT, [w.down], hidden)
@@ -177,31 +177,35 @@ class CompiledLayers:
         self,
         products: Any,
         index: int,
-        weights: Sequence[Panels],
+        weights: Sequence[AnyPanels],
         x: tuple[int, int],
         out: tuple[int, int] | None = None,
         *,
-        up: int = 0,
+        up: tuple[int, AnyPanels] | None = None,
     ) -> None:
         """Set up a matmul with these weights; x and out are address and row stride in elements.
 
         out  None adds to the residual stream
-        up   address of the up projection of a gate projection
+        up   of a gate projection, as in `segment`
         """
-        segments = np.zeros((len(weights), 6), np.int64)
+        found, forms = [], up[1].forms if up is not None else 0
         task = column = 0
-        for segment, panels in zip(segments, weights, strict=True):
-            num_out = out[1] if up and out is not None else panels.num_out
-            segment[:] = task, num_out, column, panels.address, up, address_of(panels.bias)
+        for panels in weights:
+            num_out = out[1] if up is not None and out is not None else panels.num_out
+            found.append(segment(task, num_out, column, panels, up))
             task += -(-num_out // PANEL)
             column += num_out
+            forms |= panels.forms
+        if self.dtype is torch.bfloat16 and forms and not all(panels.forms for panels in weights):
+            forms |= HALVES  # of plain weights beside quantised ones
+        segments = np.array(found, np.int64)
         self._segments.append(segments)
         product = products[index]
         product["num_tasks"], product["depth"] = task, weights[0].depth
         product["x"], product["x_row"] = x
         product["segments"], product["num_segments"] = segments.ctypes.data, len(weights)
         product["out"], product["out_row"] = out if out is not None else (0, column)
-        product["add"] = out is None
+        product["add"], product["forms"] = out is None, forms
 
     def run(self, x: torch.Tensor, layers: slice, parts: int, *, alone: bool, num_steps: int = 1) -> None:
         """Run parts of the layers on x [num_rows, hidden_size], in place; all other fields of the call must be set.

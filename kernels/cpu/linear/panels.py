@@ -8,6 +8,7 @@ import torch
 
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.element_format import ElementFormat
+from graftlm.kernels.cpu.linear.quantised_panels import QuantisedPanels
 
 
 class Panels(NamedTuple):
@@ -26,9 +27,22 @@ class Panels(NamedTuple):
     num_bytes: int
 
     @property
+    def loop(self) -> tuple[int, ...]:
+        """Return the numbers of a segment that select the loop of this weight: that of the matmul."""
+        return (0, 0, 0, 0, 0)
+
+    @property
+    def forms(self) -> int:
+        """Return the forms of rows that a loop of its own reads: none."""
+        return 0
+
+    @property
     def is_mkldnn(self) -> bool:
         """Return True if oneDNN can multiply with these panels."""
         return self.packed.is_mkldnn
+
+
+AnyPanels = Panels | QuantisedPanels
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Panels:
@@ -49,3 +63,16 @@ def unpack(panels: Panels) -> torch.Tensor:
     """Return the weight [num_out, num_in] of the panels of `pack`."""
     plain = panels.packed.transpose(1, 2).reshape(-1, panels.depth)
     return plain[: panels.num_out, : panels.num_in].contiguous()
+
+
+def segment(
+    first_panel: int, num_out: int, column: int, weight: AnyPanels, up: tuple[int, AnyPanels] | None = None
+) -> list[int]:
+    """Return a segment of a MatmulCall.
+
+    up  address of an up projection, and the panels whose loop reads it
+    """
+    bias = weight.bias.data_ptr() if weight.bias is not None else 0
+    address, of_up = up if up is not None else (0, None)
+    loops = (*weight.loop, *(of_up.loop if of_up is not None else (0, 0, 0, 0, 0)))
+    return [first_panel, num_out, column, weight.address, address, bias, *loops]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 import torch
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.calls import MatmulCall
+from graftlm.kernels.cpu.calls import HALVES, SEGMENT, MatmulCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.element_format import ElementFormat
-from graftlm.kernels.cpu.linear.panels import Panels
+from graftlm.kernels.cpu.linear.panels import AnyPanels, segment
 
 SMALL_BYTES = 1 << 18
 """Bytes: smaller weights are read by one thread, which ends before a second one would start."""
@@ -29,17 +31,23 @@ class SkinnyLinear:
     call, function  its MatmulCall and the address of the loop, for other compiled code
     """
 
-    def __init__(self, weight: Sequence[Panels] | torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
-        segments: list[tuple[int, ...]] = []
+    def __init__(
+        self, weight: Sequence[AnyPanels] | torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> None:
+        segments: list[list[int]] = []
         if isinstance(weight, torch.Tensor):
             self.num_out, self._num_in = weight.shape
-            depth, num_bytes = self._num_in, weight.nbytes
-            segments.append((0, self.num_out, 0, weight.data_ptr(), 0, address_of(bias)))
+            depth, num_bytes, forms = self._num_in, weight.nbytes, 0
+            place = [0, self.num_out, 0, weight.data_ptr(), 0, address_of(bias)]
+            segments.append([*place, *[0] * (SEGMENT - len(place))])
         else:
             self.num_out, self._num_in, depth = 0, weight[0].num_in, weight[0].depth
             num_bytes, task = sum(part.num_bytes for part in weight), 0
+            forms = reduce(or_, (part.forms for part in weight))
+            if forms and dtype is torch.bfloat16 and not all(part.forms for part in weight):
+                forms |= HALVES  # of plain weights beside quantised ones
             for part in weight:
-                segments.append((task, part.num_out, self.num_out, part.address, 0, address_of(part.bias)))
+                segments.append(segment(task, part.num_out, self.num_out, part))
                 self.num_out += part.num_out
                 task += -(-part.num_out // PANEL)
         self._weights = weight, bias  # kept alive: the call has addresses only
@@ -50,6 +58,7 @@ class SkinnyLinear:
         call = self.call = self._loop.call
         call.num_tasks = self._segments[-1, 0] + -(-self._segments[-1, 1] // PANEL)
         call.depth, call.x_row = depth, depth
+        call.forms = forms
         call.segments, call.num_segments, call.out_row = self._segments.ctypes.data, len(segments), self.num_out
 
     @property

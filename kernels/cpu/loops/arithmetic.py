@@ -149,6 +149,19 @@ def release(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
     return types.void(types.int64), generate
 
 
+@intrinsic
+def call_at(typingctx: Any, function: Any, argument: Any) -> tuple[Any, Callable[..., Any]]:
+    """Call the function at this address with this pointer, or a function without arguments."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer]).as_pointer()
+        builder.call(builder.inttoptr(arguments[0], kind), [builder.inttoptr(arguments[1], pointer)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
 @njit(forceinline=True, **FLAGS)
 def float_array(address, shape):
     """Return a float32 array of this shape at an address, and the address after it."""
@@ -223,7 +236,7 @@ def exp(x):
 
 
 @intrinsic
-def _bits(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
+def bits_of(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
     """Return the bits of an element, widened to those of a float32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -245,7 +258,7 @@ def _order(x):
 
     It compares bits: arithmetic is compiled as if all numbers were finite.
     """
-    bits = _bits(x)
+    bits = bits_of(x)
     size = bits & _MAGNITUDE
     if size > _INFINITY:
         return _MAGNITUDE

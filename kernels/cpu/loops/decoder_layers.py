@@ -8,13 +8,8 @@ one of them prepares the next step. Matmuls and attention are separate loops, ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 
 from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
@@ -24,6 +19,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     add_done,
     allocate,
     at,
+    call_at,
     copy_row,
     exp,
     float_array,
@@ -40,23 +36,10 @@ from graftlm.kernels.cpu.loops.arithmetic import (
 from graftlm.kernels.cpu.loops.compiler import compile_loop
 
 
-@intrinsic
-def _call(typingctx: Any, function: Any, argument: Any) -> tuple[Any, Callable[..., Any]]:
-    """Call the function at this address with this pointer, or a function without arguments."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer]).as_pointer()
-        builder.call(builder.inttoptr(arguments[0], kind), [builder.inttoptr(arguments[1], pointer)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
 @njit(forceinline=True, **FLAGS)
 def _meet(barrier):
     if barrier != 0:
-        _call(barrier, 0)
+        call_at(barrier, 0)
 
 
 @njit(forceinline=True, **FLAGS)
@@ -156,7 +139,7 @@ def compile_decoder_layers(number: int) -> MachineCode:
                     rms_norm(to, x, carray(at(layer.norm), hidden, element), hidden, layer.eps)
                 add_done(at(counter), taken)
                 wait_until_done(counter, num_rows)
-                _call(call.matmul, layer.qkv)
+                call_at(call.matmul, layer.qkv)
                 _finish(layer.qkv)
                 memory, taken = allocate(4 * dim), 0
                 wide, _ = float_array(memory, (dim,))
@@ -190,11 +173,11 @@ def compile_decoder_layers(number: int) -> MachineCode:
                 wait_until_done(counter + 16, num_rows)
             if call.parts & ATTEND:
                 if layer.prefixes != 0:
-                    _call(layer.prefill, layer.prefixes)
+                    call_at(layer.prefill, layer.prefixes)
                 if layer.blocks != 0:
-                    _call(layer.prefill, layer.blocks)
+                    call_at(layer.prefill, layer.blocks)
                 if layer.singles != 0:
-                    _call(layer.decode, layer.singles)
+                    call_at(layer.decode, layer.singles)
                 _finish(layer.prefixes)
                 _finish(layer.blocks)
                 _finish(layer.singles)
@@ -222,7 +205,7 @@ def compile_decoder_layers(number: int) -> MachineCode:
                             to[d] = np.float32(0)
                     add_done(at(counter + 32), taken)
                     wait_until_done(counter + 32, num_rows)
-                _call(call.matmul, layer.o)
+                call_at(call.matmul, layer.o)
                 _finish(layer.o)
                 gate_up, down = (
                     carray(at(layer.gate_up), 1, _matmul_call)[0],
@@ -239,7 +222,7 @@ def compile_decoder_layers(number: int) -> MachineCode:
                     rms_norm(to, x, carray(at(layer.mlp_norm), hidden, element), hidden, layer.mlp_eps)
                 add_done(at(counter + 48), taken)
                 wait_until_done(counter + 48, num_rows)
-                _call(call.matmul, layer.gate_up)
+                call_at(call.matmul, layer.gate_up)
                 _finish(layer.gate_up)
                 if down.x != layer.gate:
                     taken = 0
@@ -252,7 +235,7 @@ def compile_decoder_layers(number: int) -> MachineCode:
                         copy_row(carray(at(down.x + row * down.x_row * 4), down.depth, np.float32), gate)
                     add_done(at(counter + 64), taken)
                     wait_until_done(counter + 64, num_rows)
-                _call(call.matmul, layer.down)
+                call_at(call.matmul, layer.down)
                 _finish(layer.down)
             counter += PHASES * 16
         if call.head != 0:
@@ -268,7 +251,7 @@ def compile_decoder_layers(number: int) -> MachineCode:
                 rms_norm(to, x, carray(at(call.norm), hidden, element), hidden, call.eps)
             add_done(at(counter), taken)
             wait_until_done(counter, call.num_wanted)
-            _call(call.head_matmul, call.head)
+            call_at(call.head_matmul, call.head)
             if call.tokens != 0:
                 _finish(call.head)
                 while True:

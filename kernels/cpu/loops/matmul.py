@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray, njit
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.calls import MatmulCall
+from graftlm.kernels.cpu.calls import HALVES, SEGMENT, MatmulCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import (
@@ -30,6 +30,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
+from graftlm.kernels.cpu.loops.quantised_rows import panel_matmul, quantised_rows
 from graftlm.kernels.cpu.loops.register_tiles import (
     has_bfloat16_dots,
     has_wide_registers,
@@ -157,14 +158,15 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
     element, size = weight_format.raw, weight_format.size
     dots = weight_format is ElementFormat.BFLOAT16 and has_bfloat16_dots()
     matmul = row_major_matmul(weight_format) if row_major else _panel_matmul(weight_format)
+    quantised = not row_major
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_rows, depth, x, x_row = call.num_rows, call.depth, call.x, call.x_row * 4
         task_rows = call.task_rows if call.task_rows != 0 else num_rows
         parts = (num_rows + task_rows - 1) // task_rows
-        segments = carray(at(call.segments), (call.num_segments, 6), np.int64)
-        narrows = dots and call.x_bfloat16 == 0
+        segments = carray(at(call.segments), (call.num_segments, SEGMENT), np.int64)
+        narrows = call.x_bfloat16 == 0 and (dots if call.forms == 0 else call.forms & HALVES != 0)
         memory = allocate(8 * task_rows * PANEL + (2 * num_rows * depth if narrows else 0))
         sums, other = float_array(memory, (task_rows, PANEL))
         ups, halves = float_array(other, (task_rows, PANEL))
@@ -173,8 +175,11 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
             halves, halves_row = x, 2 * call.x_row
         if narrows:
             for row in range(num_rows):
-                half_row = carray(at(halves + 2 * row * depth), depth, element)
+                half_row = carray(at(halves + 2 * row * depth), depth, np.uint16)
                 store_row(half_row, carray(at(x + row * x_row), depth, np.float32))
+        rows = 0
+        if quantised and call.forms != 0:
+            rows = quantised_rows(call, halves, halves_row)
         taken = 0
         while True:
             task = next_task(pointer)
@@ -192,7 +197,11 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
             weight, up, bias = segments[index, 3], segments[index, 4], segments[index, 5]
             offset = first * depth * size
             some, some_halves = x + first_row * x_row, halves + first_row * halves_row
-            if row_major:
+            if quantised and segments[index, 6] != 0:
+                panel_matmul(rows, memory, segments[index, 3], segments[index, 6:11], first // PANEL, first_row, here)
+                if up != 0:
+                    panel_matmul(rows, other, up, segments[index, 11:16], first // PANEL, first_row, here)
+            elif row_major:
                 if dots and depth % 32 == 0:
                     _row_major_dots(memory, some_halves, halves_row, weight + offset, here, depth, width)
                 else:
@@ -221,6 +230,8 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
                 else:
                     store_row(out, sums[row])
         add_done(pointer, taken)
+        if rows != 0:
+            release(rows)
         release(memory)
 
     return compile_loop(MatmulCall, work)

@@ -23,15 +23,16 @@ _NO_BITS = ir.Constant(BITS, [0] * 16)
 
 def has_wide_registers() -> bool:
     """Return True if loops are compiled for 32 registers of 16 float32 (AVX-512) instead of 16 of 8, or 32 of 4."""
-    return _has("avx512f")
+    return has("avx512f")
 
 
 def has_bfloat16_dots() -> bool:
     """Return True if loops are compiled for a processor with bfloat16 dot products in float32 (AVX-512 BF16)."""
-    return has_wide_registers() and _has("avx512bf16")
+    return has_wide_registers() and has("avx512bf16")
 
 
-def _has(feature: str) -> bool:
+def has(feature: str) -> bool:
+    """Return True if loops are compiled for a processor with this feature, by LLVM's name."""
     chosen: str | None = config.CPU_FEATURES  # NUMBA_CPU_FEATURES
     if chosen is not None:
         return f"+{feature}" in chosen.split(",")

@@ -1,0 +1,235 @@
+"""QuantisedPanels: a quantised weight in the panels that compiled loops decode in registers; no dense copy exists.
+
+A weight is packed once, when it is loaded, by some integer operations of torch on its codes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from graftlm.kernels.cpu import PANEL
+from graftlm.kernels.cpu.calls import FLOAT_ROWS, HALVES, INT8_ROWS, SUMS, GatherCall
+from graftlm.kernels.cpu.compiled import object_code
+from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
+from graftlm.kernels.cpu.element_format import ElementFormat
+from graftlm.kernels.cpu.panel_kind import FOURS, INPUTS, TABLE, Arithmetic, Numbers, PanelKind
+from graftlm.kernels.quantised_weight import VALUES, QuantisedWeight
+
+Activations = Literal["exact", "int8"]
+"""The rows that a quantised weight multiplies: those of its dtype, or int8 with a scale for every 32 inputs."""
+
+_BYTE_TABLES = {"e2m1": (2, 12), "iq4_nl": (1, 128)}
+"""Tables of whole numbers: their factor and the offset that makes all of them positive."""
+_FIRST_CODE = 128
+"""The 8-bit code that is stored as 0 where a zero point does not fit."""
+
+
+class QuantisedPanels(NamedTuple):
+    """A quantised weight in panels; see panel_kind.py.
+
+    packed      uint8 [num_panels, panel_bytes]; outputs after the last are 0
+    table       uint8 [TABLE.SIZE], read by the loops
+    order       int32 [num_in], the input of each position; None for the inputs' own order
+    dtype       of the rows and results
+    """
+
+    packed: torch.Tensor
+    table: torch.Tensor
+    bias: torch.Tensor | None
+    num_out: int
+    num_in: int
+    kind: PanelKind
+    arithmetic: Arithmetic
+    order: torch.Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def depth(self) -> int:
+        return self.num_in
+
+    @property
+    def address(self) -> int:
+        return self.packed.data_ptr()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.packed.nbytes
+
+    @property
+    def is_mkldnn(self) -> bool:
+        return False
+
+    @property
+    def loop(self) -> tuple[int, ...]:
+        """Return the numbers of a segment that select the loop of this weight."""
+        function = loop_address("quantised_panel", self.arithmetic, *self.kind.arguments)
+        return (function, self.packed.shape[1], self.table.data_ptr(), self.arithmetic, self.kind.block)
+
+    @property
+    def forms(self) -> int:
+        """Return the forms of rows that the loop reads, as in MatmulCall."""
+        if self.arithmetic is Arithmetic.INT8:
+            return INT8_ROWS
+        rows = HALVES if self.arithmetic is Arithmetic.DOTS else FLOAT_ROWS
+        return rows | SUMS if self.kind.minimum else rows
+
+    def gather(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the values of outputs `ids` int64 [n]. -> [n, num_in], inputs at the positions of the codes"""
+        call = GatherCall(num_tasks=len(ids), ids=ids.data_ptr(), depth=self.depth)
+        out = torch.empty(len(ids), self.depth, dtype=self.dtype)
+        call.out, call.weight, call.panel_bytes = out.data_ptr(), self.address, self.packed.shape[1]
+        call.table = self.table.data_ptr()
+        Loop(call, self.gather_loop).run(single_thread=len(ids) < PANEL)
+        return out
+
+    @property
+    def gather_loop(self) -> int:
+        """Return the address of the loop of GatherCalls."""
+        return loop_address("quantised_gather", ElementFormat.of(self.dtype), *self.kind.arguments)
+
+    def dense(self) -> torch.Tensor:
+        """Return the values [num_out, num_in] of the weight."""
+        values = self.gather(torch.arange(self.num_out))
+        if self.order is not None:
+            values = torch.empty_like(values).index_copy_(1, self.order.long(), values)
+        return values
+
+
+def arithmetic_of(weight: QuantisedWeight, activations: Activations = "exact") -> Arithmetic:
+    """Return the fastest arithmetic for a weight on this processor; with "int8" activations where there is a loop."""
+    has = object_code.processor()[1]
+    # bfloat16 holds the values of each table but nf4's
+    candidates = [Arithmetic.DOTS] if weight.dtype is torch.bfloat16 and weight.table != "nf4" else []
+    by_bytes = weight.table is None or weight.table in _BYTE_TABLES
+    if activations == "int8" and by_bytes and _block(weight) == 32:
+        candidates.insert(0, Arithmetic.INT8)
+    for arithmetic in candidates:
+        alternatives = arithmetic.features(weight.bits)
+        if arithmetic is Arithmetic.INT8 and weight.table is not None:
+            alternatives = alternatives[:1]  # sums of pairs in 16 bits overflow
+        if any(has >= needed for needed in alternatives):
+            return arithmetic
+    return Arithmetic.FLOATS
+
+
+def _block(weight: QuantisedWeight) -> int | None:
+    return next((block for block in (32, 16) if weight.group % block == 0), None)
+
+
+def problem(weight: QuantisedWeight) -> str | None:
+    """Return the reason why the loops cannot multiply with a weight; None if they can."""
+    block = _block(weight)
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        return f"no CPU kernels for {str(weight.dtype).removeprefix('torch.')}"
+    if block is None:
+        return f"groups of {weight.group} inputs, which are no multiple of 16"
+    if block == 16 and _has_minima(weight):
+        return f"minima of {weight.group} inputs, which are no multiple of 32"
+    return None
+
+
+def _has_minima(weight: QuantisedWeight) -> bool:
+    return weight.minimum is not None or _centre(weight)[1]
+
+
+def _centre(weight: QuantisedWeight) -> tuple[int, bool]:
+    """Return the code that is stored as zero, and whether the zero points differ from it."""
+    zero = weight.zero
+    if isinstance(zero, torch.Tensor):
+        return (8 if weight.bits == 4 else _FIRST_CODE) if weight.table is None else 0, True
+    first = zero or 0
+    if weight.bits == 4 or weight.table is not None:
+        return first, False
+    if weight.codes.numel() == 0:
+        return first, False
+    low, high = int(weight.codes.min()), int(weight.codes.max())
+    fits = low - first >= -128 and high - first <= 127
+    return (first, False) if fits else (_FIRST_CODE, first != _FIRST_CODE)
+
+
+def pack(weight: QuantisedWeight, bias: torch.Tensor | None, arithmetic: Arithmetic) -> QuantisedPanels:
+    """Copy a weight without `problem` into panels."""
+    n, k = weight.shape
+    block = _block(weight)
+    assert block is not None
+    centre, differs = _centre(weight)
+    scale = weight.scale
+    if weight.block_n > 1:
+        outputs = torch.arange(n) // weight.block_n
+        scale = scale.contiguous().view(torch.uint8)[outputs].view(scale.dtype)  # of any dtype
+    minimum = weight.minimum
+    if differs:
+        zero = weight.zero if isinstance(weight.zero, torch.Tensor) else torch.tensor(weight.zero or 0)
+        shift = scale.float() * (centre - zero.float())
+        minimum = shift if minimum is None else shift + minimum.float()
+    if weight.scale.dtype is getattr(torch, "float8_e8m0fnu", None):
+        scale = scale.float()
+    halves = scale.dtype is torch.float16 and (minimum is None or minimum.dtype is torch.float16)
+    numbers = Numbers.FLOAT16 if halves else Numbers.FLOAT32
+    has_table = weight.table is not None
+    kind = PanelKind(weight.bits, block, numbers, minimum is not None, has_table)
+    num_panels, num_blocks = -(-n // PANEL), k // block
+    packed = torch.zeros(num_panels, num_blocks, kind.block_bytes, dtype=torch.uint8)
+    words = _words(weight, centre)
+    _put(packed.view(torch.int32)[:, :, : kind.codes_bytes // 4], words.view(n, num_blocks, -1))
+    dtype = torch.float16 if halves else torch.float32
+    for i, values in enumerate((scale, minimum)):
+        if values is not None:
+            first = kind.codes_bytes + i * PANEL * numbers.size
+            place = packed[:, :, first : first + PANEL * numbers.size].view(dtype)
+            _put(place, values.to(dtype).repeat_interleave(weight.group // block, 1)[..., None])
+    table = _table(weight, centre)
+    packed = packed.view(num_panels, -1)
+    return QuantisedPanels(packed, table, bias, n, k, kind, arithmetic, weight.order, weight.dtype)
+
+
+def _put(place: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values [n, num_blocks, m] to [num_panels, num_blocks, m * PANEL], the outputs of a panel side by side."""
+    n, num_blocks, m = values.shape
+    whole = n // PANEL
+    place = place.unflatten(2, (m, PANEL))
+    if whole:
+        panels = values[: whole * PANEL].view(whole, PANEL, num_blocks, m)
+        place[:whole].copy_(panels.permute(0, 2, 3, 1))
+    if n > whole * PANEL:
+        place[whole, :, :, : n - whole * PANEL].copy_(values[whole * PANEL :].permute(1, 2, 0))
+
+
+def _words(weight: QuantisedWeight, centre: int) -> torch.Tensor:
+    """Return the words of codes, int32 [n, k / 8] of 4 bits, [n, k / 8, 2] of 8 bits."""
+    codes = weight.codes
+    n = len(codes)
+    if weight.bits == 8:
+        if weight.table is None:
+            codes = codes - centre  # modulo 256: the bits of int8
+        order = torch.tensor([i for four in FOURS for i in four])
+        return codes.view(n, -1, INPUTS).index_select(2, order).view(torch.int32)
+    word = codes.contiguous().view(torch.int32)
+    found = torch.zeros_like(word)
+    for half in range(2):  # even inputs lie in the low nibbles, odd ones in the high
+        nibbles = (word >> (4 * half)) & 0x0F0F0F0F
+        nibbles = (nibbles | (nibbles >> 4)) & 0x00FF00FF
+        found |= ((nibbles | (nibbles >> 8)) & 0xFFFF) << (16 * half)
+    return found
+
+
+def _table(weight: QuantisedWeight, centre: int) -> torch.Tensor:
+    """Return the table of a weight, as `TABLE` lays it out."""
+    table = np.zeros(TABLE.SIZE, np.uint8)
+    factor, offset = 1.0, centre if weight.bits == 4 else _FIRST_CODE
+    if weight.bits == 4:
+        named = weight.table
+        values = np.array(VALUES[named] if named is not None else range(16), np.float32) - np.float32(centre)
+        table[TABLE.FLOATS : TABLE.FLOATS + 64] = values.view(np.uint8)
+        halves = torch.from_numpy(np.tile(values, 2)).bfloat16().view(torch.uint8).numpy()
+        table[TABLE.HALVES : TABLE.HALVES + 64] = halves
+        if named in _BYTE_TABLES:
+            times, offset = _BYTE_TABLES[named]
+            factor = 1 / times
+            table[TABLE.BYTES : TABLE.BYTES + 64] = np.tile((values * times + offset).astype(np.uint8), 4)
+    table[TABLE.OFFSET : TABLE.OFFSET + 4] = np.array([offset], np.int32).view(np.uint8)
+    table[TABLE.FACTOR : TABLE.FACTOR + 4] = np.array([factor], np.float32).view(np.uint8)
+    return torch.from_numpy(table)

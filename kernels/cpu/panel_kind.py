@@ -1,0 +1,136 @@
+"""PanelKind: the memory format of quantised panels, and the arithmetic of the loop that multiplies with them.
+
+A panel holds 64 outputs in blocks of inputs; the numbers of a block follow its codes, so that a panel is one stream:
+
+    codes     per 8 inputs: 4 vectors of 64 bytes with 4 bits a code, or 2 x 4 vectors with 8 bits; a vector has 16
+              outputs, a word of 32 bits each; the codes of a word belong to the inputs in `POSITIONS`
+    scales    64 numbers
+    minima    64 numbers, if the kind has them
+
+Every arithmetic reads this format. This module imports no torch: processes compile loops without it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from graftlm.kernels.cpu import PANEL
+
+INPUTS = 8
+"""Inputs whose codes lie together."""
+
+POSITIONS = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Inputs of the eight nibbles of a word, from the lowest: a 16-bit lane holds even inputs, the other odd ones, which
+bfloat16 dots multiply in pairs. The low nibbles of the four bytes are those of the inputs 0, 4, 1, 5, the high ones of
+2, 6, 3, 7; with 8 bits, these are the bytes of a first and a second word."""
+
+FOURS = ((0, 4, 1, 5), (2, 6, 3, 7))
+"""Inputs of the four bytes that a dot product of int8 multiplies at once."""
+
+
+class Arithmetic(IntEnum):
+    """The operands of a loop; its number is part of the names of loops on disk.
+
+    FLOATS  codes become float32 and multiply float32 rows: every processor
+    DOTS    codes become bfloat16 and multiply bfloat16 rows: AVX-512 BF16
+    INT8    codes multiply rows in int8 with a scale for every 32 inputs: AVX-512 VNNI, or AVX2 with 4 bits
+    """
+
+    FLOATS = 0
+    DOTS = 1
+    INT8 = 2
+
+    __repr__ = int.__repr__  # an argument in the programs that compile loops
+
+    def features(self, bits: int) -> tuple[frozenset[str], ...]:
+        """Return the alternatives of processor features, by LLVM's names, that loops with codes of `bits` need."""
+        if self is Arithmetic.FLOATS:
+            return (frozenset(),)
+        if self is Arithmetic.DOTS:
+            return (frozenset(("avx512f", "avx512bw", "avx512bf16")),)
+        vnni = frozenset(("avx512f", "avx512bw", "avx512vnni"))
+        return (vnni, frozenset(("avx2",))) if bits == 4 else (vnni,)
+
+
+class Numbers(IntEnum):
+    """The dtype of scales and minima."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+
+    __repr__ = int.__repr__
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of a number."""
+        return 4 if self is Numbers.FLOAT32 else 2
+
+
+class PanelKind(NamedTuple):
+    """A format of panels and the table of its codes.
+
+    bits     of a code, 4 or 8
+    block    inputs of a scale: 32 or 16. Larger groups repeat their scale
+    numbers  dtype of scales and minima
+    minimum  whether a minimum follows each scale
+    table    whether codes are indices of a table: 4 bits of e2m1, nf4, iq4_nl, or 8 bits of e4m3. Other codes are whole
+             numbers: unsigned with 4 bits, signed with 8
+    """
+
+    bits: int
+    block: int
+    numbers: Numbers
+    minimum: bool
+    table: bool
+
+    @property
+    def line_bytes(self) -> int:
+        """Return the bytes of the codes of 8 inputs."""
+        return PANEL * self.bits
+
+    @property
+    def codes_bytes(self) -> int:
+        """Return the bytes of the codes of a block."""
+        return self.block // INPUTS * self.line_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the bytes of a block."""
+        return self.codes_bytes + (2 if self.minimum else 1) * PANEL * self.numbers.size
+
+    def panel_bytes(self, depth: int) -> int:
+        """Return the bytes of a panel of `depth` inputs, a multiple of the block."""
+        return depth // self.block * self.block_bytes
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """Return the kind as compile-time arguments of a loop."""
+        return tuple(int(x) for x in self)
+
+    @classmethod
+    def of(cls, bits: int, block: int, numbers: int, minimum: int, table: int) -> PanelKind:
+        """Return the kind with these `arguments`."""
+        return cls(bits, block, Numbers(numbers), bool(minimum), bool(table))
+
+
+class Table(NamedTuple):
+    """Offsets in bytes of the table of a weight, which its loops read at run time.
+
+    FLOATS   16 float32, the values of 4-bit codes
+    HALVES   32 bfloat16, the same twice
+    BYTES    64 uint8, four times the values of 4-bit codes that are whole numbers, plus `OFFSET`
+    OFFSET   int32, the zero point of the codes in INT8 arithmetic
+    FACTOR   float32, of scales in INT8 arithmetic
+    SIZE     of the table
+    """
+
+    FLOATS: int = 0
+    HALVES: int = 64
+    BYTES: int = 128
+    OFFSET: int = 192
+    FACTOR: int = 196
+    SIZE: int = 256
+
+
+TABLE = Table()
