@@ -18,6 +18,7 @@ from graftlm.core.errors import ConfigError
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.vocabulary import Vocabulary
+    from graftlm.core.request import Request
     from graftlm.core.text.tokenizer import Tokenizer
 
 _FORK_WAIT_S = 10.0
@@ -132,6 +133,19 @@ def compile_constraint(sampling: SamplingParams, tokenizer: Tokenizer, engine: s
     if sampling.on_unsupported == "warn":
         future.add_done_callback(_warn)
     return future
+
+
+def constraint_behind_thinking(request: Request, tokenizer: Tokenizer, engine: str | None) -> Future[Any] | None:
+    """Compile the constraint of a request whose model thinks: it begins behind the thinking. None without either.
+
+    A model that does not think in this request, or whose markers are no single tokens, has its plain constraint.
+    """
+    from graftlm.core.chat.thinking_matcher import ThinkingRule, behind_thinking
+
+    assert request.thinking is not None
+    grammar = compile_constraint(request.sampling, tokenizer, engine) if request.sampling.constrained else None
+    rule = ThinkingRule.of(request.thinking, tokenizer, request.thinking_budget)
+    return grammar if rule is None else behind_thinking(rule, grammar)
 
 
 def _warn(compiled: Future[Grammar]) -> None:

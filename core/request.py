@@ -16,6 +16,7 @@ from graftlm.core.errors import ConfigError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from graftlm.core.chat.thinking import ThinkingFormat
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.metrics import PrefixMiss
     from graftlm.core.prompt_input import PromptInput
@@ -192,6 +193,8 @@ class Request:
     pin        keep the prompt's KV from eviction afterwards, until `Engine.unpin(completion.pin)`.
     tools      functions that the model may call, in the form of the OpenAI API;  tool_fields: what an endpoint is told
                beside them, such as tool_choice.
+    thinking   the markers of the model's thinking: a constraint begins behind it. None: at the first token.
+    thinking_budget  limit of thinking tokens; the end marker is then forced. None for no limit.
     """
 
     prompt: Any
@@ -205,6 +208,8 @@ class Request:
     pin: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_fields: dict[str, Any] = field(default_factory=dict)
+    thinking: ThinkingFormat | None = None
+    thinking_budget: int | None = None
     id: int = field(default_factory=lambda: next(_request_ids))
 
 

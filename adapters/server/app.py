@@ -99,7 +99,7 @@ class Server:
         body = await self.read(http, ChatBody)
         request, form = await self.prepared(body, frozenset(ChatBody.model_fields))
         envelope = self._envelope(http, body, "chatcmpl", "chat.completion.chunk")
-        return self._answer([request], ChatWriter(body, envelope, form), body)
+        return self._answer([request], ChatWriter(body, envelope, form, request.thinking), body)
 
     async def prepared(self, body: ChatBody, fields: frozenset[str]) -> tuple[Request, ToolFormat | None]:
         """Return the native request and the format of its calls. Raises ApiError.

@@ -46,13 +46,17 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a chat. In a "tool" message `tool_call_id` is the id of the call that it answers."""
+    """One turn of a chat. In a "tool" message `tool_call_id` is the id of the call that it answers.
+
+    thinking  of an assistant's turn, for chat templates that render it
+    """
 
     role: str
     content: str | tuple[ContentPart, ...] = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    thinking: str = ""
 
     @property
     def text(self) -> str:
@@ -98,6 +102,7 @@ def _to_message(message: Message | Mapping[str, Any], index: int) -> Message:
         tool_calls=tuple(_to_tool_call(call, where) for call in message.get("tool_calls") or ()),
         tool_call_id=message.get("tool_call_id"),
         name=message.get("name"),
+        thinking=str(message.get("reasoning_content") or message.get("reasoning") or ""),
     )
 
 
@@ -167,6 +172,8 @@ def chat_dict(message: Message, content: Any, write: Callable[[dict[str, Any]], 
         result["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         result["name"] = message.name
+    if message.thinking:
+        result["reasoning_content"] = message.thinking
     return result
 
 

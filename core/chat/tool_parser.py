@@ -6,10 +6,11 @@ import json
 import secrets
 import string
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from graftlm.core.chat.messages import ToolCall
+from graftlm.core.chat.thinking import ThinkingFormat, ThinkingReader, split_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.request import Chunk, Completion
 
@@ -35,13 +36,15 @@ class InvalidCall:
 class ParsedAnswer:
     """The content of an answer and its tool calls.
 
-    written  the arguments of each of `calls`, as the model wrote them
+    written   the arguments of each of `calls`, as the model wrote them
+    thinking  the text that the model wrote before its content
     """
 
     content: str
     calls: tuple[ToolCall, ...] = ()
     invalid: tuple[InvalidCall, ...] = ()
     written: tuple[str, ...] = ()
+    thinking: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,18 @@ def parse_answer(form: ToolFormat, text: str) -> ParsedAnswer:
     return ParsedAnswer(content, tuple(parser.calls), tuple(parser.invalid), tuple(parser.written))
 
 
-def parse_completion(form: ToolFormat | None, completion: Completion) -> ParsedAnswer:
-    """Split a completion into content and tool calls.
+def parse_completion(
+    form: ToolFormat | None, completion: Completion, thinking: ThinkingFormat | None = None
+) -> ParsedAnswer:
+    """Split a completion into thinking, content and tool calls.
 
-    form  the format of calls in the text; None if it contains no calls. The text of an endpoint is content: calls
-          are reported beside it.
+    form      the format of calls in the text; None if it contains no calls. The text of an endpoint is content: calls
+              are reported beside it.
+    thinking  the markers of the thinking in the text; None if it contains no thinking
     """
+    if thinking is not None:
+        thought, content = split_thinking(thinking, completion.text)
+        return replace(parse_completion(form, replace(completion, text=content)), thinking=thought)
     if completion.tool_calls is not None:
         reported = _Reported(completion.tool_calls)
         return ParsedAnswer(completion.text, tuple(reported.calls), tuple(reported.invalid), tuple(reported.written))
@@ -78,9 +87,14 @@ def parse_completion(form: ToolFormat | None, completion: Completion) -> ParsedA
 
 
 class AnswerReader:
-    """A converter of one answer's chunks into deltas of content and of tool calls; see `parse_completion`."""
+    """A converter of one answer's chunks into deltas of content and of tool calls; see `parse_completion`.
 
-    def __init__(self, form: ToolFormat | None) -> None:
+    thought  the thinking in the chunk that was read last
+    """
+
+    def __init__(self, form: ToolFormat | None, thinking: ThinkingFormat | None = None) -> None:
+        self.thought = ""
+        self._thinking = ThinkingReader(thinking) if thinking is not None else None
         self._parser = ToolParser(form) if form is not None else None
         self._reported: _Reported | None = None
 
@@ -98,6 +112,12 @@ class AnswerReader:
 
     def read(self, chunk: Chunk) -> list[ToolDelta]:
         """Take the next chunk."""
+        if self._thinking is not None:
+            self.thought, content = self._thinking.push(chunk.text)
+            if chunk.finish_reason is not None:
+                thought, held = self._thinking.finish()
+                self.thought, content = self.thought + thought, content + held
+            chunk = replace(chunk, text=content)
         if self._parser is not None and chunk.tool_calls is None:
             deltas = self._parser.push(chunk.text)
             return deltas + self._parser.finish() if chunk.finish_reason is not None else deltas

@@ -112,11 +112,16 @@ class ModelSource:
         return [self._with_grammar(request, prompt) for request, prompt in zip(requests, prompts, strict=True)]
 
     def _with_grammar(self, request: Request, prompt: PromptInput | GraftError) -> Prepared | GraftError:
-        if isinstance(prompt, GraftError) or not request.sampling.constrained or not self._takes_constraints:
-            return prompt if isinstance(prompt, GraftError) else Prepared(prompt)
-        from graftlm.core.constraint import compile_constraint
+        if isinstance(prompt, GraftError):
+            return prompt
+        limited = request.thinking is not None and request.thinking_budget is not None
+        if not (request.sampling.constrained or limited) or not self._takes_constraints:
+            return Prepared(prompt)
+        from graftlm.core.constraint import compile_constraint, constraint_behind_thinking
 
         try:
+            if request.thinking is not None:
+                return Prepared(prompt, constraint_behind_thinking(request, self.tokenizer, self.config.grammar_engine))
             return Prepared(prompt, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
         except BaseException as error:  # a panic of Rust code
             return failure_of(error)

@@ -132,7 +132,17 @@ class CheckedListener:
 
 
 def _check_of(submission: Submission) -> Check | None:
-    """Return the check of a submission's outputs; None if the mask enforces the whole schema."""
+    """Return the check of a submission's outputs, behind their thinking; None if the mask enforces the whole schema."""
+    check, thinking = _content_check_of(submission), submission.request.thinking
+    if check is None or thinking is None:
+        return check
+    from graftlm.core.chat.thinking import split_thinking
+
+    return lambda text: check(split_thinking(thinking, text)[1])
+
+
+def _content_check_of(submission: Submission) -> Check | None:
+    """Return the check of the content that the model writes behind its thinking."""
     from graftlm.core.constraint import spec_of
     from graftlm.core.grammar.cache import compile_cached
     from graftlm.core.grammar.schema import validation

@@ -175,10 +175,12 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
         """Write messages with the model's chat template, once.
 
-        With `continue_final_message` the text ends inside the last message, so that the model goes on with it.
+        continue_final_message  the text ends inside the last message, so that the model goes on with it
+        options                 further arguments of the template, such as {"enable_thinking": False}
         Raises ConfigError if there is no template or it refuses these messages.
         """
         if not self.has_chat_template:
@@ -194,6 +196,7 @@ class Tokenizer:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
                 continue_final_message=continue_final_message,
+                **(options or {}),
             )
         except Exception as error:  # templates are programs of the model's author and raise what they like
             roles = ", ".join(message["role"] for message in dicts)

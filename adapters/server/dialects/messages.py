@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from graftlm.adapters.server.dialects.stream import Call, ItemReader, Piece, calls_of, named_event
+from graftlm.adapters.server.dialects.stream import Call, Item, ItemReader, Piece, Thought, items_of, named_event
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.adapters.server.http.responses import EVENTS
+from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, FinishReason, Usage
@@ -30,8 +31,9 @@ class CountBody(BaseModel):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
 
-    # Accepted without an effect: the cache needs no marks; a model thinks as its chat template tells it to.
     thinking: dict[str, Any] | None = None
+
+    # Accepted without an effect: every prefix is cached.
     cache_control: dict[str, Any] | None = None
     speed: str | None = None
 
@@ -42,6 +44,17 @@ class CountBody(BaseModel):
 
     def to_tools(self) -> list[dict[str, Any]] | None:
         return [_tool(tool, index) for index, tool in enumerate(self.tools)] if self.tools else None
+
+    def thinking_fields(self) -> dict[str, Any]:
+        """Return `thinking` as fields of a chat request; without it the model thinks as its chat template says."""
+        match self.thinking:
+            case None:
+                return {}
+            case {"type": "enabled" | "adaptive"}:
+                return {"enable_thinking": True, "thinking_budget": self.thinking.get("budget_tokens")}
+            case {"type": "disabled"}:
+                return {"enable_thinking": False}
+        raise ConfigError(f"thinking is {str(self.thinking)[:80]}; give its type as enabled, adaptive or disabled")
 
     def schema_format(self) -> dict[str, Any] | None:
         """Return the schema of the answer as a `response_format`."""
@@ -87,6 +100,7 @@ class MessagesBody(CountBody):
             parallel_tool_calls=parallel,
             add_generation_prompt=not continued,
             continue_final_message=continued,
+            **self.thinking_fields(),
         )
 
 
@@ -101,7 +115,7 @@ def _turns(message: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
     if not isinstance(content, list):
         raise ConfigError(f"{where} has no content; give text or a list of blocks")
     parts: list[dict[str, Any]] = []
-    calls, results = [], []
+    calls, results, thought = [], [], ""
     for block in content:
         match block:
             case {"type": "text", "text": str(text)}:
@@ -115,8 +129,10 @@ def _turns(message: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
                 result = _text(block.get("content") or "", where)
                 result = f"Error: {result}" if block.get("is_error") else result
                 results.append({"role": "tool", "tool_call_id": call_id, "content": result})
-            case {"type": "thinking" | "redacted_thinking"}:
-                pass  # chat templates drop the thinking of earlier turns
+            case {"type": "thinking", "thinking": str(text)} if role == "assistant":
+                thought += text
+            case {"type": "redacted_thinking"}:
+                pass  # only its writer can read it
             case _:
                 kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
                 raise ConfigError(
@@ -126,7 +142,7 @@ def _turns(message: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
     if parts or calls or not results:
         plain = all(part["type"] == "text" for part in parts)
         whole: Any = "".join(part["text"] for part in parts) if plain else parts
-        yield {"role": role, "content": whole, **({"tool_calls": calls} if calls else {})}
+        yield {"role": role, "content": whole, **({"tool_calls": calls} if calls else {}), "reasoning": thought}
 
 
 def _text(content: Any, where: str) -> str:
@@ -164,18 +180,21 @@ class MessageWriter:
     ping = named_event("ping", {"type": "ping"})
     _REASONS: ClassVar[dict[FinishReason, str]] = {"length": "max_tokens"}
 
-    def __init__(self, message_id: str, model: str, form: ToolFormat | None) -> None:
+    def __init__(
+        self, message_id: str, model: str, form: ToolFormat | None, thinking: ThinkingFormat | None = None
+    ) -> None:
         self._form = form
+        self._thinking = thinking
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
-        self._reader = ItemReader(form)
+        self._reader = ItemReader(form, thinking)
         self._begun = False
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         (done,) = completions
-        content, calls = calls_of(self._form, done)
-        blocks: list[dict[str, Any]] = [{"type": "text", "text": content}] if content or not calls else []
-        blocks += [{**_block(call), "input": _read(call.arguments)} for call in calls]
-        return {**self._head, "content": blocks, **self._stop(done, bool(calls)), "usage": _usage_of(done.usage)}
+        items = items_of(self._form, self._thinking, done)
+        called = any(isinstance(item, Call) for item in items)
+        content = [_block(item) for item in items]
+        return {**self._head, "content": content, **self._stop(done, called), "usage": _usage_of(done.usage)}
 
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
         if not self._begun:
@@ -189,20 +208,19 @@ class MessageWriter:
         if piece.opens:
             if piece.index:
                 yield _event("content_block_stop", index=piece.index - 1)
-            block = {"type": "text", "text": ""} if piece.call is None else {**_block(piece.call), "input": {}}
-            yield _event("content_block_start", index=piece.index, content_block=block)
+            empty = Call(piece.item.id, piece.item.name) if isinstance(piece.item, Call) else type(piece.item)()
+            yield _event("content_block_start", index=piece.index, content_block=_block(empty))
         if piece.delta:
-            text = {"type": "text_delta", "text": piece.delta}
-            delta = text if piece.call is None else {"type": "input_json_delta", "partial_json": piece.delta}
-            yield _event("content_block_delta", index=piece.index, delta=delta)
+            kind, name = _DELTAS[type(piece.item)]
+            yield _event("content_block_delta", index=piece.index, delta={"type": kind, name: piece.delta})
 
     def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
         return iter(())
 
     def end(self, completions: Sequence[Completion]) -> bytes:
         (done,) = completions
-        written = [] if self._reader.items else [*self._written(Piece(0, "", True))]
-        written.append(_event("content_block_stop", index=max(len(self._reader.items) - 1, 0)))
+        written = [event for piece in self._reader.end() for event in self._written(piece)]
+        written.append(_event("content_block_stop", index=len(self._reader.items) - 1))
         delta = self._stop(done, self._reader.called)
         written.append(_event("message_delta", delta=delta, usage=_usage_of(done.usage)))
         return b"".join([*written, _event("message_stop")])
@@ -232,8 +250,20 @@ def _event(kind: str, **fields: Any) -> bytes:
     return named_event(kind, {"type": kind, **fields})
 
 
-def _block(call: Call) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name}
+_DELTAS = {
+    str: ("text_delta", "text"),
+    Thought: ("thinking_delta", "thinking"),
+    Call: ("input_json_delta", "partial_json"),
+}
+"""Type and field of the deltas of each kind of item."""
+
+
+def _block(item: Item) -> dict[str, Any]:
+    if isinstance(item, Thought):
+        return {"type": "thinking", "thinking": item.text, "signature": ""}
+    if isinstance(item, Call):
+        return {"type": "tool_use", "id": item.id, "name": item.name, "input": _read(item.arguments)}
+    return {"type": "text", "text": item}
 
 
 def _read(arguments: str) -> Any:

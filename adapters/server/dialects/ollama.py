@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from graftlm.adapters.server.dialects.stream import Call, ItemReader, calls_of
+from graftlm.adapters.server.dialects.stream import Call, ItemReader, Thought, items_of
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
+from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion
@@ -49,9 +50,10 @@ class OllamaBody(BaseModel):
     logprobs: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None
 
-    # Accepted without an effect: the model stays loaded and thinks as its chat template tells it to.
-    keep_alive: float | str | None = None
     think: bool | str | None = None
+
+    # Accepted without an effect: the model stays loaded.
+    keep_alive: float | str | None = None
     truncate: bool | None = None
     shift: bool | None = None
 
@@ -62,6 +64,9 @@ class OllamaBody(BaseModel):
     def chat_fields(self) -> dict[str, Any]:
         """Return sampling and format as fields of a chat request. Raises ConfigError for an unknown option."""
         fields: dict[str, Any] = {"model": self.model, "stream": self.streams}
+        if self.think is not None:
+            thinks = isinstance(self.think, bool)
+            fields |= {"enable_thinking": self.think} if thinks else {"reasoning_effort": self.think}
         for name, value in (self.options or {}).items():
             if name == "num_predict":
                 fields["max_tokens"] = value if value > 0 else None
@@ -139,6 +144,7 @@ def _message(message: Mapping[str, Any], index: int, ids: list[str]) -> dict[str
     if unknown:
         raise ConfigError(f"messages[{index}] has the field {min(unknown)!r}, which is unknown here; leave it out")
     found: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
+    found["reasoning"] = message.get("thinking")
     if images := message.get("images"):
         urls = [{"type": "image_url", "image_url": {"url": f"data:image;base64,{image}"}} for image in images]
         found["content"] = [*urls, {"type": "text", "text": found["content"]}]
@@ -167,26 +173,34 @@ class OllamaWriter:
     headers: ClassVar = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
     ping = b""
 
-    def __init__(self, model: str, form: ToolFormat | None, *, chat: bool) -> None:
+    def __init__(
+        self, model: str, form: ToolFormat | None, thinking: ThinkingFormat | None = None, *, chat: bool
+    ) -> None:
         self._model = model
         self._form = form
+        self._thinking = thinking
         self._chat = chat
-        self._reader = ItemReader(form)
+        self._reader = ItemReader(form, thinking)
         self._num_sent = 0
         self._begun_s = time.monotonic()
         self._first_s: float | None = None
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         (done,) = completions
-        content, calls = calls_of(self._form, done)
-        return self._line(content, calls, **self._done(done))
+        items = items_of(self._form, self._thinking, done)
+        text = "".join(item for item in items if isinstance(item, str))
+        thought = "".join(item.text for item in items if isinstance(item, Thought))
+        calls = [item for item in items if isinstance(item, Call)]
+        return self._line(text, calls, thought, **self._done(done))
 
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
         self._first_s = self._first_s or time.monotonic()
         for piece in self._reader.read(chunk):
             if piece.opens:
                 yield from self._ready_calls(piece.index)
-            if piece.call is None and piece.delta:
+            if isinstance(piece.item, Thought):
+                yield _line(self._line("", (), piece.delta, done=False))
+            elif isinstance(piece.item, str) and piece.delta:
                 yield _line(self._line(piece.delta, (), done=False))
 
     def _ready_calls(self, before: int) -> Iterator[bytes]:
@@ -210,11 +224,11 @@ class OllamaWriter:
         """Return the answer to a request without a prompt."""
         return self._line("", (), done=True, done_reason="load")
 
-    def _line(self, text: str, calls: Sequence[Call], **beside: Any) -> dict[str, Any]:
+    def _line(self, text: str, calls: Sequence[Call], thought: str = "", **beside: Any) -> dict[str, Any]:
         head = {"model": self._model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
         if not self._chat:
-            return {**head, "response": text, **beside}
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+            return {**head, "response": text, **({"thinking": thought} if thought else {}), **beside}
+        message: dict[str, Any] = {"role": "assistant", "content": text, **({"thinking": thought} if thought else {})}
         if calls:
             message["tool_calls"] = [
                 {"id": call.id, "function": {"index": index, "name": call.name, "arguments": _read(call.arguments)}}

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from graftlm.adapters.server.dialects.responses import ResponsesBody
-from graftlm.adapters.server.dialects.stream import Call, ItemReader, Piece, calls_of, named_event
+from graftlm.adapters.server.dialects.stream import Call, Item, ItemReader, Piece, Thought, items_of, named_event
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.adapters.server.http.responses import EVENTS
 from graftlm.adapters.server.http.wire import PING
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.request import Chunk, Completion, TokenLogprob, Usage
+from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 
 
 class ResponseWriter:
@@ -26,14 +26,15 @@ class ResponseWriter:
     ping = PING
 
     def __init__(
-        self, body: ResponsesBody, response_id: str, model: str, form: ToolFormat | None, on_end: Callable[..., None]
+        self, body: ResponsesBody, model: str, form: ToolFormat | None, request: Request, on_end: Callable[..., None]
     ) -> None:
-        self.response_id = response_id
+        response_id = f"resp_{secrets.token_hex(24)}"
         self._form = form
+        self._thinking = request.thinking
         self._on_end = on_end
         self._head = {"id": response_id, "object": "response", "created_at": int(time.time()), "model": model}
         self._echoed = body.echoed()
-        self._reader = ItemReader(form)
+        self._reader = ItemReader(form, request.thinking)
         self._ids: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None
         self._number = 0
@@ -46,8 +47,7 @@ class ResponseWriter:
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         (done,) = completions
-        content, calls = calls_of(self._form, done)
-        items: list[str | Call] = [*([content] if content or not calls else []), *calls]
+        items = items_of(self._form, self._thinking, done)
         state = "incomplete" if done.finish_reason == "length" else "completed"
         output = []
         for index, item in enumerate(items):
@@ -69,13 +69,19 @@ class ResponseWriter:
             if piece.opens:
                 yield from self._close(piece.index - 1)
                 yield from self._open(piece)
-            at = {"item_id": self._ids[piece.index], "output_index": piece.index}
-            if piece.call is None and piece.delta:
-                delta = {"content_index": 0, "delta": piece.delta, "logprobs": logprobs}
-                yield self._event("response.output_text.delta", **at, **delta)
-                logprobs = []
-            elif piece.delta:
-                yield self._event("response.function_call_arguments.delta", **at, delta=piece.delta)
+            yield from self._delta(piece, logprobs)
+            logprobs = [] if isinstance(piece.item, str) else logprobs
+
+    def _delta(self, piece: Piece, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        if not piece.delta:
+            return
+        at = {"item_id": self._ids[piece.index], "output_index": piece.index, "delta": piece.delta}
+        if isinstance(piece.item, str):
+            yield self._event("response.output_text.delta", **at, content_index=0, logprobs=logprobs)
+        elif isinstance(piece.item, Thought):
+            yield self._event("response.reasoning_text.delta", **at, content_index=0)
+        else:
+            yield self._event("response.function_call_arguments.delta", **at)
 
     def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
         return iter(())
@@ -83,9 +89,8 @@ class ResponseWriter:
     def end(self, completions: Sequence[Completion]) -> bytes:
         (done,) = completions
         written: list[bytes] = []
-        if not self._reader.items:
-            self._reader.items.append("")
-            written += self._open(Piece(0, "", True))
+        for piece in self._reader.end():
+            written += [*self._close(piece.index - 1), *self._open(piece)]
         last = len(self._reader.items) - 1
         state = "incomplete" if done.finish_reason == "length" else "completed"
         written += self._close(last, state)
@@ -113,14 +118,14 @@ class ResponseWriter:
 
     def _open(self, piece: Piece) -> Iterator[bytes]:
         """Yield the events that begin an item."""
-        item: str | Call = Call(piece.call.id, piece.call.name) if piece.call is not None else ""
+        item: Item = Call(piece.item.id, piece.item.name) if isinstance(piece.item, Call) else type(piece.item)()
         shown = _item(item, self._id(piece.index, item), "in_progress", None)
-        if piece.call is None:
-            shown["content"] = []
-        yield self._event("response.output_item.added", output_index=piece.index, item=shown)
-        if piece.call is None:
+        parts = shown.pop("content", None)
+        listed = shown if parts is None else {**shown, "content": []}
+        yield self._event("response.output_item.added", output_index=piece.index, item=listed)
+        if parts is not None:
             at = {"item_id": shown["id"], "output_index": piece.index, "content_index": 0}
-            yield self._event("response.content_part.added", **at, part=_part("", []))
+            yield self._event("response.content_part.added", **at, part=parts[0])
 
     def _close(self, index: int, state: str = "completed") -> Iterator[bytes]:
         """Yield the events that end item `index`; none below 0."""
@@ -128,23 +133,23 @@ class ResponseWriter:
             return
         item = self._written(index, state)
         at = {"item_id": item["id"], "output_index": index}
-        if item["type"] == "message":
-            (part,) = item["content"]
-            done = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield self._event("response.output_text.done", **at, content_index=0, **done)
-            yield self._event("response.content_part.done", **at, content_index=0, part=part)
-        else:
+        if item["type"] == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}
             yield self._event("response.function_call_arguments.done", **at, **done)
+        else:
+            (part,) = item["content"]
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            yield self._event(f"response.{part['type']}.done", **at, content_index=0, **done)
+            yield self._event("response.content_part.done", **at, content_index=0, part=part)
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _written(self, index: int, state: str) -> dict[str, Any]:
         item = self._reader.items[index]
         return _item(item, self._id(index, item), state, self._logprobs if isinstance(item, str) else None)
 
-    def _id(self, index: int, item: str | Call) -> str:
+    def _id(self, index: int, item: Item) -> str:
         while len(self._ids) <= index:
-            self._ids.append(("msg_" if isinstance(item, str) else "fc_") + secrets.token_hex(12))
+            self._ids.append(_PREFIXES[type(item)] + secrets.token_hex(12))
         return self._ids[index]
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -152,7 +157,13 @@ class ResponseWriter:
         return named_event(kind, {"type": kind, "sequence_number": self._number - 1, **fields})
 
 
-def _item(item: str | Call, item_id: str, status: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+_PREFIXES = {str: "msg_", Thought: "rs_", Call: "fc_"}
+
+
+def _item(item: Item, item_id: str, status: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    if isinstance(item, Thought):
+        part = {"type": "reasoning_text", "text": item.text}
+        return {"id": item_id, "type": "reasoning", "summary": [], "status": status, "content": [part]}
     if isinstance(item, str):
         part = _part(item, [_logprob(one) for one in logprobs or ()])
         return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}

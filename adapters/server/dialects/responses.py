@@ -15,7 +15,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class Reasoning(BaseModel):
-    """`reasoning`: accepted; a model writes its thinking as its chat template tells it to."""
+    """`reasoning`: the effort is an argument of the chat template; summaries do not exist."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -102,6 +102,7 @@ class ResponsesBody(BaseModel):
             tools=[_tool(tool, index) for index, tool in enumerate(self.tools)] if self.tools else None,
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning.effort if self.reasoning is not None else None,
         )
 
     def echoed(self) -> dict[str, Any]:
@@ -130,8 +131,8 @@ def output_messages(output: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     return _joined_calls(_message(item, index) for index, item in enumerate(output))
 
 
-def _message(item: Mapping[str, Any], index: int) -> dict[str, Any] | None:
-    """Return an input item as a message; None for a reasoning item, which chat templates drop from earlier turns."""
+def _message(item: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return an input item as a message; a reasoning item as an assistant's message without content."""
     kind = item.get("type") or "message"
     match kind:
         case "message":
@@ -148,7 +149,8 @@ def _message(item: Mapping[str, Any], index: int) -> dict[str, Any] | None:
             content = output if isinstance(output, str | list) else json.dumps(output)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(content, index)}
         case "reasoning":
-            return None
+            text = "".join(part.get("text") or "" for part in item.get("content") or ())
+            return {"role": "assistant", "content": "", "reasoning": text}
     raise ConfigError(
         f"input[{index}] has type {kind!r}; this server reads message, function_call, function_call_output, reasoning"
     )
@@ -174,14 +176,15 @@ def _content(content: Any, index: int) -> Any:
     return parts
 
 
-def _joined_calls(messages: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """Join calls to the assistant's message before them: templates render one turn with all its calls."""
+def _joined_calls(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join the items of one assistant's turn, thinking, text and calls: templates render it as one message."""
     joined: list[dict[str, Any]] = []
     for message in messages:
-        if message is None:
-            continue
-        if message.get("tool_calls") and joined and joined[-1]["role"] == "assistant":
-            joined[-1] = {**joined[-1], "tool_calls": [*joined[-1].get("tool_calls", ()), *message["tool_calls"]]}
+        last = joined[-1] if joined and joined[-1]["role"] == message["role"] == "assistant" else None
+        if last is not None and message.get("tool_calls"):
+            joined[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), *message["tool_calls"]]}
+        elif last is not None and last.get("reasoning") and not last["content"] and "tool_calls" not in last:
+            joined[-1] = {**message, "reasoning": last["reasoning"]}
         else:
             joined.append(message)
     return joined

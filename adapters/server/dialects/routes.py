@@ -85,17 +85,16 @@ class Responses:
         before = self._history(body, caller)
         chat = _translated(lambda: body.to_chat(before), fields)
         request, form = await server.prepared(chat, fields)
-        response_id = f"resp_{secrets.token_hex(24)}"
         items = (
             [{"type": "message", "role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
         )
         stored = Stored(caller, {}, [*before, *body.to_messages()], items)
-        keep = partial(self._keep, response_id, stored) if body.store is not False else _ignore
-        writer = ResponseWriter(body, response_id, body.model or server.model_names[0], form, keep)
+        keep = partial(self._keep, stored) if body.store is not False else _ignore
+        writer = ResponseWriter(body, body.model or server.model_names[0], form, request, keep)
         answer = server.submit([request])
         if body.background:
             stored.answer = answer
-            self._keep(response_id, stored, writer.status("queued"))
+            self._keep(stored, writer.status("queued"))
             task = asyncio.create_task(self._run(stored, writer))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -112,10 +111,10 @@ class Responses:
             raise ApiError(400, message, param="previous_response_id")
         return [*stored.messages, *output_messages(stored.response["output"])]
 
-    def _keep(self, response_id: str, stored: Stored, response: dict[str, Any]) -> None:
+    def _keep(self, stored: Stored, response: dict[str, Any]) -> None:
         stored.response = response
         if not stored.deleted:
-            self.store.put(response_id, stored)
+            self.store.put(response["id"], stored)
 
     async def _run(self, stored: Stored, writer: ResponseWriter) -> None:
         """Run a response in the background; its status is kept."""
@@ -123,7 +122,7 @@ class Responses:
         try:
             writer.whole(await stored.answer.completions())
         except RequestCancelled:
-            self._keep(writer.response_id, stored, writer.status("cancelled"))
+            self._keep(stored, writer.status("cancelled"))
         except Exception as error:
             writer.failed(api_error(error))
         finally:
@@ -172,7 +171,9 @@ class Messages:
         body = await server.read(http, MessagesBody)
         fields = frozenset(MessagesBody.model_fields)
         request, form = await server.prepared(_translated(body.to_chat, fields), fields)
-        writer = MessageWriter(f"msg_{secrets.token_hex(12)}", body.model or server.model_names[0], form)
+        writer = MessageWriter(
+            f"msg_{secrets.token_hex(12)}", body.model or server.model_names[0], form, request.thinking
+        )
         return _answer(server, request, writer, fields, streams=bool(body.stream))
 
     async def count(self, http: HttpRequest) -> Response:
@@ -206,7 +207,9 @@ class Ollama:
         if chat is None:
             return JSONResponse(OllamaWriter(name, None, chat=is_chat).loaded())
         request, form = await server.prepared(chat, fields)
-        return _answer(server, request, OllamaWriter(name, form, chat=is_chat), fields, streams=body.streams)
+        return _answer(
+            server, request, OllamaWriter(name, form, request.thinking, chat=is_chat), fields, streams=body.streams
+        )
 
     def _card(self, name: str) -> dict[str, Any]:
         server = self._server

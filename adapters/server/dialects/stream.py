@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion
 from graftlm.core.request import Chunk, Completion
@@ -21,11 +22,24 @@ class Call:
     arguments: str = ""
 
 
-def calls_of(form: ToolFormat | None, completion: Completion) -> tuple[str, list[Call]]:
-    """Return the content of a completion, then its tool calls. A call that cannot be read keeps its raw text."""
-    parsed = parse_completion(form, completion)
+@dataclass
+class Thought:
+    """The thinking before an answer's content."""
+
+    text: str = ""
+
+
+Item = Thought | Call | str
+"""A part of an answer; a string is text."""
+
+
+def items_of(form: ToolFormat | None, thinking: ThinkingFormat | None, completion: Completion) -> list[Item]:
+    """Return the items of a completion, at least one. A call that cannot be read keeps its raw text."""
+    parsed = parse_completion(form, completion, thinking)
     calls = [Call(call.id, call.name, text) for call, text in zip(parsed.calls, parsed.written, strict=True)]
-    return parsed.content, calls + [Call(call.id, call.name, call.arguments) for call in parsed.invalid]
+    calls += [Call(call.id, call.name, call.arguments) for call in parsed.invalid]
+    thought = [Thought(parsed.thinking)] if parsed.thinking else []
+    return [*thought, *([parsed.content] if parsed.content or not calls else []), *calls]
 
 
 def named_event(name: str, value: Mapping[str, Any]) -> bytes:
@@ -35,23 +49,24 @@ def named_event(name: str, value: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of item `index` of an answer: the first of a call has `call`, the first of a text does not.
+    """A piece of item `index` of an answer.
 
+    item   the item so far
     opens  True for the first piece of an item; closes the item before it
     """
 
     index: int
     delta: str
     opens: bool
-    call: Call | None = None
+    item: Item
 
 
 class ItemReader:
-    """A converter of one answer's chunks into the pieces of its items: texts and tool calls, in order."""
+    """A converter of one answer's chunks into the pieces of its items: thinking, texts and tool calls, in order."""
 
-    def __init__(self, form: ToolFormat | None) -> None:
-        self.items: list[str | Call] = []
-        self._reader = AnswerReader(form)
+    def __init__(self, form: ToolFormat | None, thinking: ThinkingFormat | None) -> None:
+        self.items: list[Item] = []
+        self._reader = AnswerReader(form, thinking)
 
     @property
     def called(self) -> bool:
@@ -59,15 +74,32 @@ class ItemReader:
         return any(isinstance(item, Call) for item in self.items)
 
     def read(self, chunk: Chunk) -> Iterator[Piece]:
-        for delta in self._reader.read(chunk):
-            yield self._piece(delta)
+        deltas = self._reader.read(chunk)
+        if self._reader.thought:
+            yield self._add(Thought, self._reader.thought)
+        for delta in deltas:
+            if delta.index is None:
+                yield self._add(str, delta.text)
+            else:
+                yield self._call(delta)
 
-    def _piece(self, delta: ToolDelta) -> Piece:
+    def end(self) -> Iterator[Piece]:
+        """Yield the one piece of an empty answer."""
+        if all(isinstance(item, Thought) for item in self.items):
+            yield self._add(str, "")
+
+    def _add(self, kind: type[Thought] | type[str], text: str) -> Piece:
         last = self.items[-1] if self.items else None
-        if delta.index is None:
-            opens = not isinstance(last, str)
-            self.items[len(self.items) - (not opens) :] = [delta.text if opens else f"{last}{delta.text}"]
-            return Piece(len(self.items) - 1, delta.text, opens)
+        opens = not isinstance(last, kind)
+        if kind is Thought:
+            before = last.text if isinstance(last, Thought) else ""
+            item: Item = Thought(before + text)
+        else:
+            item = text if opens else f"{last}{text}"
+        self.items[len(self.items) - (not opens) :] = [item]
+        return Piece(len(self.items) - 1, text, opens, item)
+
+    def _call(self, delta: ToolDelta) -> Piece:
         opens = delta.name is not None
         if opens:
             self.items.append(Call(delta.id or "", delta.name or ""))

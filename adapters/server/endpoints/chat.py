@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ from graftlm.adapters.server.http.responses import OpenAIStream
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.adapters.server.settings import Limits
 from graftlm.core.chat.messages import to_messages
+from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion
@@ -35,6 +37,11 @@ class ChatBody(Body):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = Field(default=None, ge=0)
+
     @cached_property
     def native_tools(self) -> tuple[Tool, ...]:
         return named_apart(map(Tool.from_openai, self.tools or ()))
@@ -53,6 +60,26 @@ class ChatBody(Body):
         """Return the native request and the format of its tool calls. Raises GraftError for an invalid body."""
         return self.to_request(runtime), self.form(runtime)
 
+    @cached_property
+    def template_options(self) -> dict[str, Any]:
+        """The arguments of the chat template, under the names that the templates of most models read."""
+        options = dict(self.chat_template_kwargs or {})
+        reserved = sorted(options.keys() & _OF_THE_RENDERER)
+        if reserved:
+            raise ConfigError(f"chat_template_kwargs.{reserved[0]} is set by the server; leave it out")
+        effort = self.reasoning_effort
+        if self.enable_thinking is not None or effort == "none":
+            thinks = self.enable_thinking is not False and effort != "none"
+            options = {"enable_thinking": thinks, "thinking": thinks, **options}
+        return options if effort in (None, "none") else {"reasoning_effort": effort, **options}
+
+    def thinking(self, runtime: Runtime) -> ThinkingFormat | None:
+        """Return the markers of the thinking in the answer; None if it can contain none, or is to stay whole."""
+        whole = self.continue_final_message or not self.add_generation_prompt or not self.separate_reasoning
+        if whole or runtime.endpoint is not None or not runtime.tokenizer.has_chat_template:
+            return None
+        return ThinkingFormat.learn(runtime.tokenizer, self.template_options)
+
     def to_request(self, runtime: Runtime) -> Request:
         """Return the native request. Raises ConfigError or GrammarError for an invalid body."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
@@ -67,15 +94,20 @@ class ChatBody(Body):
             messages, listed = form.prepare(messages, self.native_tools)
             constraint = self._with_tools(form, constraint)
         sampling = self.sampling(most, logprobs=(self.top_logprobs or 0) if self.logprobs else None, **constraint)
-        if not self.continue_final_message and self.add_generation_prompt:
-            return self.request(messages, sampling, listed)
+        if self.template_options and runtime.endpoint is not None:
+            fields = {"chat_template_kwargs": self.template_options}
+            return replace(self.request(messages, sampling, listed), tool_fields=fields)
+        thinking, budget = self.thinking(runtime), self.thinking_budget
+        if not self.continue_final_message and self.add_generation_prompt and not self.template_options:
+            return replace(self.request(messages, sampling, listed), thinking=thinking, thinking_budget=budget)
         text = runtime.tokenizer.render(
             messages,
             listed,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
+            options=self.template_options,
         )
-        return self.request(text, sampling)
+        return replace(self.request(text, sampling), thinking=thinking, thinking_budget=budget)
 
     def _with_tools(self, form: ToolFormat, constraint: dict[str, Any]) -> dict[str, Any]:
         """Return a constraint that allows tool calls, or text under the body's own constraint."""
@@ -94,13 +126,25 @@ class ChatBody(Body):
         )
 
 
+_OF_THE_RENDERER = frozenset(
+    ("messages", "conversation", "conversations", "tools", "tokenize", "chat_template", "add_generation_prompt")
+    + ("continue_final_message", "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding")
+    + ("truncation", "max_length", "tokenizer_kwargs", "template_kwargs")
+)
+"""Arguments of transformers' renderer that are no arguments of a template."""
+
+
 class ChatWriter(OpenAIStream):
     """A writer of the answer of one call. Each call needs its own: a stream keeps its state in it."""
 
-    def __init__(self, body: ChatBody, envelope: Envelope, form: ToolFormat | None) -> None:
+    def __init__(
+        self, body: ChatBody, envelope: Envelope, form: ToolFormat | None, thinking: ThinkingFormat | None = None
+    ) -> None:
         super().__init__(envelope)
         self._form = form
-        self._plain = form is None and not body.logprobs and not body.return_token_ids and not body.counts_on
+        self._thinking = thinking
+        told_more = body.logprobs or body.return_token_ids or body.counts_on
+        self._plain = form is None and thinking is None and not told_more
         self._counts_on = body.counts_on
         self._with_ids = body.return_token_ids
         self._readers: dict[int, AnswerReader] = {}
@@ -131,7 +175,8 @@ class ChatWriter(OpenAIStream):
         return iter(())
 
     def _rich_pieces(self, index: int, chunk: Chunk, usage: Usage | None) -> Iterator[bytes]:
-        reader, reason = self._readers.setdefault(index, AnswerReader(self._form)), chunk.finish_reason
+        reader = self._readers.get(index) or self._readers.setdefault(index, AnswerReader(self._form, self._thinking))
+        reason = chunk.finish_reason
         deltas = reader.read(chunk)
         if reason is not None and reader.calls:
             reason = "tool_calls"
@@ -140,6 +185,9 @@ class ChatWriter(OpenAIStream):
             beside["token_ids"] = chunk.token_ids
         if not deltas and (chunk.logprobs or (self._with_ids and chunk.token_ids)):
             deltas = [ToolDelta("")]
+        if reader.thought:
+            yield self._envelope.chunk(_delta(index, {"reasoning_content": reader.thought}, **beside), usage)
+            beside, deltas = {}, [delta for delta in deltas if delta.text or delta.index is not None]
         for delta in deltas:
             yield self._envelope.chunk(_delta(index, _fields_of(delta), **beside), usage)
             beside = {}
@@ -147,10 +195,12 @@ class ChatWriter(OpenAIStream):
             yield self._envelope.chunk(_delta(index, {}, finish_reason=reason), usage)
 
     def _choice(self, index: int, item: Completion) -> dict[str, Any]:
-        parsed = parse_completion(self._form, item)
+        parsed = parse_completion(self._form, item, self._thinking)
         calls = [(c.id, c.name, written) for c, written in zip(parsed.calls, parsed.written, strict=True)]
         calls += [(c.id, c.name, c.arguments) for c in parsed.invalid]
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
+        if self._thinking is not None:
+            message["reasoning_content"] = parsed.thinking or None
         if calls:
             message["content"] = parsed.content or None
             message["tool_calls"] = [
