@@ -36,7 +36,7 @@ class OutputWriter:
             return
         before = () if sequence.grammar is not None else sequence.prompt_ids[-MAX_UNFINISHED:].tolist()
         output.detokenizer = self.tokenizer.detokenizer(before)
-        if sequence.sampling.stop:
+        if sequence.sampling.stop and output.stop_matcher is None:
             output.stop_matcher = StopMatcher(sequence.sampling.stop)
         if sequence.grammar is not None and output.matcher is None:
             output.matcher = sequence.grammar.result().matcher()
@@ -57,7 +57,7 @@ class OutputWriter:
             limit, remedy = f"max_tokens is {room}", "raise max_tokens"
             if sequence.sampling.max_tokens != room:
                 limit = f"the prompt of {sequence.num_prompt_tokens:,} tokens leaves room for {room:,}"
-                remedy = "shorten it, or raise max_model_len or CacheConfig.max_tokens"
+                remedy = f"shorten it{sequence.bounds.remedy}"
             raise ConfigError(
                 f"{limit}, but the shortest text that the constraint allows takes up to "
                 f"{matcher.min_tokens_to_accept()} tokens; {remedy}"
@@ -116,6 +116,8 @@ class OutputWriter:
         if child.output.finish_reason is not None:
             child.output.text = parent.output.text
             return child
+        if parent.output.stop_matcher is not None:
+            child.output.stop_matcher = StopMatcher(parent.output.stop_matcher.automaton)
         self.begin(child)
         text = self._spelled(child, child.num_generated)
         stop_matcher = child.output.stop_matcher

@@ -18,8 +18,8 @@ from tests.models import byte_tokenizer, tiny_model
     [
         ({}, {"max_tokens": 9}, "max_tokens is 9, but the shortest text .* takes up to 40 tokens; raise max_tokens"),
         ({"max_model_len": 64}, {}, "the prompt of 40 tokens leaves room for 24, but .* 40 tokens; shorten it"),
-        ({"max_model_len": 64}, {"max_tokens": 50}, "leaves room for 24, but .* or raise max_model_len"),
-        ({"cache": CacheConfig(max_tokens=48)}, {}, "leaves room for 8, but .* or CacheConfig.max_tokens"),
+        ({"max_model_len": 64}, {"max_tokens": 50}, "leaves room for 24, but .*; shorten it or raise max_model_len"),
+        ({"cache": CacheConfig(max_tokens=48)}, {}, "leaves room for 8, but .* or raise CacheConfig.max_tokens"),
     ],
 )
 def test_what_limits_the_text_is_named(limits: dict[str, Any], given: dict[str, Any], message: str) -> None:

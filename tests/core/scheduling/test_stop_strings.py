@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, strategies as st
 
 from graftlm.core.scheduling.stop_strings import StopMatcher
@@ -64,3 +66,38 @@ def test_shown_text_is_the_beginning_of_the_text_and_holds_no_stop_string(stop: 
     assert text.startswith(shown)
     assert not any(s in shown for s in stop)
     assert shown == text if matched is None else text.startswith(shown + matched)
+
+
+def test_many_long_stop_strings_cost_one_transition_a_character() -> None:
+    stops = [f"{'a' * 500}{i}" for i in range(200)]
+    matcher = StopMatcher(stops)
+    text = "a" * 20_000
+    shown = "".join(matcher.push(text[i : i + 7]).text for i in range(0, len(text), 7))
+    assert len(shown) == len(text) - 500
+    assert matcher.push("199 more") == ("", "a" * 500 + "1")
+
+
+def test_samples_share_the_automaton() -> None:
+    first = StopMatcher(["ab" * 3000])
+    second = StopMatcher(first.automaton)
+    assert first.push("xaba").text == "x"
+    assert second.push("y").text == "y"
+    assert first.flush() == "aba"
+
+
+def test_random_stops_match_as_a_search_of_the_whole_text_does() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        stops = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(1, 4))]
+        text = "".join(rng.choice("abc") for _ in range(12))
+        ends = [(text.find(s) + len(s), text.find(s), s) for s in stops if s in text]
+        matcher, shown, matched = StopMatcher(stops), "", None
+        for character in text:
+            piece, matched = matcher.push(character)
+            shown += piece
+            if matched is not None:
+                break
+        if ends:
+            assert (shown, matched) == (text[: min(ends)[1]], min(ends)[2])
+        else:
+            assert shown + matcher.flush() == text
