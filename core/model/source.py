@@ -70,7 +70,7 @@ class ModelSource:
         """Return the renderer of prompts; load the tokenizer."""
         from graftlm.core.text.processor import TextProcessor
 
-        return TextProcessor(self.tokenizer)
+        return TextProcessor(self.tokenizer, lambda: self.max_model_len)
 
     @cached_property
     def max_model_len(self) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from graftlm.core.errors import ConfigError
 from graftlm.core.text.safe_cuts import SafeCuts, read_safe_cuts
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ KEPT_CHARS = 1 << 18
 """Texts up to so many characters are kept beside the cache, to find what the next one shares: 3 MB at most."""
 BLOCK_CHARS = 512
 """A block ends at the first safe cut behind so many characters. Prompts that share a prefix share its blocks."""
+LONG_CHARS = 1 << 18
+"""Texts longer than this are encoded in pieces of this size, so that one beyond its limit of tokens ends early."""
+LONGEST_BLOCK = 1 << 20
+"""Characters of one block that a tokenizer is given: its memory is 300 bytes for each of them."""
 
 
 class Block(NamedTuple):
@@ -139,6 +144,36 @@ class BatchEncoder:
         known = self._ids_of(list(wanted), backend)
         return [_joined([known[block] for block in blocks]) for blocks in split]
 
+    def encode_long(self, text: str, most: int) -> NDArray[np.int32] | None:
+        """Return the ids of a text in bounded pieces; None once there are more than `most`.
+
+        Raises ConfigError for a text that cannot be cut into blocks of at most LONGEST_BLOCK characters.
+        """
+        backend = self.tokenizer.backend
+        if backend is None:
+            return self.encode([text])[0]
+        blocks = self._blocks(text, self._safe_cuts(backend), [])
+        longest = max(len(block.text) for block in blocks)
+        if longest > LONGEST_BLOCK:
+            raise ConfigError(
+                f"the text has {longest:,} characters without a place where it can be cut into words, the tokenizer "
+                f"takes {LONGEST_BLOCK:,}; shorten it"
+            )
+        parts: list[NDArray[np.int32]] = []
+        num_tokens = start = 0
+        while start < len(blocks):
+            stop, num_chars = start, 0
+            while stop < len(blocks) and num_chars < LONG_CHARS:
+                num_chars += len(blocks[stop].text)
+                stop += 1
+            known = self._ids_of(blocks[start:stop], backend)
+            parts += [known[block] for block in blocks[start:stop]]
+            num_tokens += sum(len(part) for part in parts[start:])
+            if num_tokens > most:
+                return None
+            start = stop
+        return _joined(parts)
+
     def clear(self) -> None:
         """Forget all texts."""
         self.cache = BlockCache(self.cache.max_bytes)
@@ -201,7 +236,7 @@ class BatchEncoder:
             (going_on, [block for block in blocks if block.continues]),
         ):
             texts = [block.text for block in part]
-            if len(texts) == 1:
+            if len(texts) == 1 and len(texts[0]) < 4 * BLOCK_CHARS:  # it holds the GIL, for 5 ms at most
                 results = [core.encode(texts[0], add_special_tokens=False)]
             else:
                 results = core.encode_batch_fast(texts, add_special_tokens=False) if texts else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -35,10 +35,14 @@ class Processor(Protocol):
 
 
 class TextProcessor:
-    """The processor of a text model: its tokenizer and chat template."""
+    """The processor of a text model: its tokenizer and chat template.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    max_tokens  returns the context in tokens; longer texts are refused without encoding the whole of them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: Callable[[], int] | None = None) -> None:
         self.tokenizer = tokenizer
+        self._max_tokens = max_tokens
 
     def encode(self, prompt: Any, tools: Tools = None, *, add_generation_prompt: bool = True) -> PromptInput:
         """Tokenise one prompt.
@@ -62,7 +66,11 @@ class TextProcessor:
 
     def _encode(self, prompts: Sequence[str | PromptInput | GraftError]) -> list[PromptInput | GraftError]:
         """Tokenise the texts among `prompts` in one batch; return the other items as they are."""
-        encoded = iter(self.tokenizer.encode_texts([prompt for prompt in prompts if isinstance(prompt, str)]))
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        most = None
+        if self._max_tokens is not None and any(len(text) > _SHORT_CHARS for text in texts):
+            most = self._max_tokens()
+        encoded = iter(self.tokenizer.encode_texts(texts, most))
         results: list[PromptInput | GraftError] = []
         for prompt in prompts:
             ids = next(encoded) if isinstance(prompt, str) else prompt
@@ -97,6 +105,9 @@ class TextProcessor:
             return self.tokenizer.render(prompt, tools, add_generation_prompt=add_generation_prompt)
         return PromptInput(_checked_ids(prompt))
 
+
+_SHORT_CHARS = 1 << 12
+"""Texts up to this length are encoded before their number of tokens is checked."""
 
 _LARGEST_ID = np.iinfo(np.int32).max
 _MARSHALLED = np.dtype([("kind", "u1"), ("value", "<i4")])

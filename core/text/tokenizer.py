@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.chat.messages import Message, to_messages, to_template_dicts
-from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
+from graftlm.core.errors import ConfigError, GraftError, ModelError, RequestTooLong, failure_of
 from graftlm.core.hub import only_local, why_not
-from graftlm.core.text.batch_encoder import BLOCK_CHARS, BatchEncoder
+from graftlm.core.text.batch_encoder import BLOCK_CHARS, LONG_CHARS, BatchEncoder
 from graftlm.core.text.detokenizer import Detokenizer
 from graftlm.core.text.plain_tokenizer import KnownTokenizer, PlainTokenizer
 from graftlm.core.text.token_bytes import SPACE_MARK, byte_table, table_is_exact
@@ -140,20 +140,57 @@ class Tokenizer:
     def _batch_encoder(self) -> BatchEncoder:
         return BatchEncoder(self)
 
-    def encode_texts(self, texts: list[str]) -> list[NDArray[np.int32] | GraftError]:
+    def with_bos(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the ids of a prompt: after one BOS if the tokenizer puts one by default."""
+        bos = self._default_bos
+        if bos is None or (len(ids) and ids[0] == bos):
+            return ids
+        return np.concatenate([np.array([bos], dtype=np.int32), ids])
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Length of the longest token in characters, a generous bound if a normalizer may shorten texts."""
+        longest = max(map(len, self.hf.get_vocab()), default=1)
+        return longest if self.exact_bytes else 16 * longest
+
+    def encode_within(self, text: str, most: int) -> NDArray[np.int32] | GraftError:
+        """Encode a text of any length without a BOS, within bounded time, memory and stretches that hold the GIL.
+
+        Return RequestTooLong for a text of more than `most` tokens: before it is encoded, if its characters tell.
+        """
+        if len(text) > most and len(text) > most * self.longest_token:
+            message = f"the prompt has {len(text):,} characters, more than {most:,} tokens can hold; shorten it"
+            return RequestTooLong(message, limit=most)
+        try:
+            _check_writable(text)
+            if len(text) <= LONG_CHARS:
+                return self._batch_encoder.encode([text])[0]
+            ids = self._batch_encoder.encode_long(text, most)
+        except Exception as error:
+            return failure_of(error)
+        if ids is None:
+            message = f"the prompt has more than {most:,} tokens, the context is {most:,}; shorten it"
+            return RequestTooLong(message, limit=most)
+        return ids
+
+    def encode_texts(self, texts: list[str], most: int | None = None) -> list[NDArray[np.int32] | GraftError]:
         """Encode whole prompts in one batch: each as is, after one BOS if the tokenizer puts one by default.
 
         The ids are those of each whole text, whatever prefix it shares with others. A text that cannot be encoded
         gives its error instead: one that is empty, has a lone surrogate, or that the tokenizer refuses.
+
+        most  limit of a text's tokens, for long texts; a text that exceeds it gives RequestTooLong, soon
         """
-        bos = self._default_bos
+        _ = self._default_bos  # asks Hugging Face's wrapper, which takes back a truncation that an owner's call left
         results: list[NDArray[np.int32] | GraftError] = []
-        for ids in self._encode_each(texts):
+        long = [] if most is None else [i for i, text in enumerate(texts) if len(text) > min(most, LONG_CHARS)]
+        apart = {i: self.encode_within(texts[i], most or 0) for i in long}
+        others = iter(self._encode_each([text for i, text in enumerate(texts) if i not in apart]))
+        for ids in (apart[i] if i in apart else next(others) for i in range(len(texts))):
             if isinstance(ids, GraftError):
                 results.append(ids)
                 continue
-            if bos is not None and (not len(ids) or ids[0] != bos):
-                ids = np.concatenate([np.array([bos], dtype=np.int32), ids])
+            ids = self.with_bos(ids)
             results.append(ids if len(ids) else ConfigError("the prompt is empty; give at least one token"))
         return results
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from graftlm.core.runtime import Runtime
 
 
+MAX_TOKENS = 1 << 20
+"""Tokens that one request may encode or decode, where the context is shorter. Clients cut texts by their tokens."""
+
+
 class TokenizeBody(BaseModel):
     """A text, or messages to render with the chat template."""
 
@@ -36,8 +40,11 @@ class TokenizeBody(BaseModel):
         if (self.prompt is None) == (self.messages is None):
             raise ConfigError("prompt and messages: give exactly one of them")
         if self.prompt is not None:
-            encode = runtime.tokenizer.encode if self.add_special_tokens else runtime.tokenizer.encode_one
-            return encode(self.prompt)
+            tokenizer = runtime.tokenizer
+            given = tokenizer.encode_within(self.prompt, max(MAX_TOKENS, runtime.max_model_len))
+            if isinstance(given, GraftError):
+                raise given
+            return (tokenizer.with_bos(given) if self.add_special_tokens else given).tolist()
         encoded = runtime.processor.encode(
             self.messages or [], self.tools, add_generation_prompt=self.add_generation_prompt
         )
@@ -52,6 +59,9 @@ class DetokenizeBody(BaseModel):
 
     model: str | None = None
     tokens: list[int]
+
+
+_FIELDS = frozenset(DetokenizeBody.model_fields)
 
 
 def token_routes(server: Server) -> list[Route]:
@@ -69,17 +79,23 @@ def token_routes(server: Server) -> list[Route]:
             ids = await asyncio.to_thread(body.ids, server.runtime)
         except GraftError as error:
             raise api_error(error, frozenset(TokenizeBody.model_fields)) from error
-        texts = [token_text(tokenizer, i) for i in ids] if body.return_token_strs else None
-        length = server.runtime.max_model_len
-        return JSONResponse({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts})
+
+        def answer() -> Response:
+            texts = [token_text(tokenizer, i) for i in ids] if body.return_token_strs else None
+            length = server.runtime.max_model_len
+            return JSONResponse({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts})
+
+        return await server.run(answer)
 
     async def detokenize(http: HttpRequest) -> Response:
         body = await server.read(http, DetokenizeBody)
         size = server.runtime.tokenizer.vocab_size
+        most = max(MAX_TOKENS // 8, server.runtime.max_model_len)  # decoding holds the GIL
+        if len(body.tokens) > most:
+            raise api_error(ConfigError(f"tokens has {len(body.tokens):,} ids; at most {most:,} are decoded"), _FIELDS)
         wrong = next((i for i in body.tokens if not 0 <= i < size), None)
         if wrong is not None:
-            error = ConfigError(f"tokens has {wrong:,}; the model knows 0 to {size - 1:,}")
-            raise api_error(error, frozenset(("tokens",)))
+            raise api_error(ConfigError(f"tokens has {wrong:,}; the model knows 0 to {size - 1:,}"), _FIELDS)
         text = await asyncio.to_thread(server.runtime.tokenizer.decode, body.tokens, False)
         return JSONResponse({"prompt": text})
 

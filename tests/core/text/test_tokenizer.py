@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from graftlm.core.chat.messages import Message
-from graftlm.core.errors import ModelError
+from graftlm.core.errors import ConfigError, GraftError, ModelError, RequestTooLong
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import BOS, IM_END, byte_tokenizer
+from tests.tokenizer_kinds import tokenizer_kind
 from tests.toy_tokenizers import metaspace_tokenizer, sentencepiece_tokenizer
 
 BYTES = Tokenizer.from_hf(byte_tokenizer(merges=[("t", "h"), ("th", "e"), ("Ġ", "the")]))
@@ -71,3 +72,31 @@ def test_a_token_of_part_of_a_character_has_no_text_of_its_own() -> None:
     assert BYTES.whole_text(97) == "a"
     assert BYTES.whole_text(0xC3) is None
     assert BYTES.whole_text(IM_END) is None
+
+
+def test_a_long_text_has_the_ids_of_the_whole_and_ends_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.text.tokenizer.LONG_CHARS", 100)
+    monkeypatch.setattr("graftlm.core.text.batch_encoder.LONG_CHARS", 100)
+    tokenizer = Tokenizer.from_hf(tokenizer_kind("cl100k"))
+    text = "The sea, which is blue, has 1,234 fish. " * 200
+    whole = tokenizer.encode_one(text)
+    encoded = tokenizer.encode_within(text, len(whole))
+    assert not isinstance(encoded, GraftError)
+    assert encoded.tolist() == whole
+    refused = tokenizer.encode_within(text, len(whole) - 1)
+    assert isinstance(refused, RequestTooLong)
+    assert refused.limit == len(whole) - 1
+
+
+def test_a_text_that_no_context_can_hold_is_refused_by_its_characters() -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind("cl100k"))
+    refused = tokenizer.encode_within("a" * (10 * tokenizer.longest_token + 1), 10)
+    assert isinstance(refused, RequestTooLong)
+    assert "more than 10 tokens can hold" in str(refused)
+
+
+def test_a_text_without_a_place_to_cut_is_refused_beyond_the_longest_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.text.tokenizer.LONG_CHARS", 100)
+    monkeypatch.setattr("graftlm.core.text.batch_encoder.LONGEST_BLOCK", 1000)
+    tokenizer = Tokenizer.from_hf(tokenizer_kind("cl100k"))
+    assert isinstance(tokenizer.encode_within("a" * 1001, 10_000), ConfigError)
