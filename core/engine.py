@@ -84,7 +84,12 @@ class LocalEngine:
             self.scheduler,
             self.writer,
             self.counters,
-            Limits(spec.max_model_len, spec.num_embeddings, self.cache.num_slots),
+            Limits(
+                spec.max_model_len,
+                spec.num_embeddings,
+                self.cache.num_slots,
+                extensible=config.max_model_len is not None,
+            ),
             self.drafter,
             seed=config.seed,
             wake=wake,

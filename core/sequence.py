@@ -45,11 +45,16 @@ SequenceStatus = Literal["waiting", "running", "held", "finished"]
 
 
 class Bounds(NamedTuple):
-    """The limits of a request, set when it is admitted. `deadline_s` is on the engine's clock."""
+    """The limits of a request, set when it is admitted.
+
+    deadline_s  on the engine's clock
+    remedy      the option that would give it more tokens, as the end of a sentence; "" if there is none
+    """
 
     max_new_tokens: int = 0
     seed: int = 0
     deadline_s: float | None = None
+    remedy: str = ""
 
 
 @dataclass(eq=False, slots=True)

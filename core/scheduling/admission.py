@@ -13,11 +13,13 @@ class Limits(NamedTuple):
     """What a model and its KV pool can take.
 
     num_embeddings  token ids that the model knows
+    extensible      whether the context is shorter than the model's own, because an option set it
     """
 
     max_model_len: int
     num_embeddings: int
     num_slots: int
+    extensible: bool = False
 
 
 def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
@@ -42,11 +44,18 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
             f"stop_token_ids has token id {unknown:,}, the model knows 0 to {limits.num_embeddings - 1:,}: it would "
             "never stop there; use ids of the model's own tokenizer"
         )
+    biased = sequence.sampling.logit_bias
+    if biased and not (min(biased) >= 0 and max(biased) < limits.num_embeddings):
+        unknown = next(i for i in biased if not 0 <= i < limits.num_embeddings)
+        raise ConfigError(
+            f"logit_bias has token id {unknown:,}, the model knows 0 to {limits.num_embeddings - 1:,}; "
+            "use ids of the model's own tokenizer"
+        )
     generates = not sequence.scoring and not sequence.request.want_logits
     if num_prompt > limits.max_model_len - (1 if generates else 0):
         raise RequestTooLong(
             f"the prompt is {num_prompt:,} tokens, the context is {limits.max_model_len:,}; "
-            "shorten it or raise max_model_len",
+            f"shorten it{' or raise max_model_len' if limits.extensible else ''}",
             length=num_prompt,
             limit=limits.max_model_len,
         )
@@ -65,4 +74,8 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
             limit=limits.num_slots,
         )
     seed = seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-    return Bounds(max_new_tokens, seed, None if sampling.timeout is None else sequence.arrived_s + sampling.timeout)
+    deadline_s = None if sampling.timeout is None else sequence.arrived_s + sampling.timeout
+    remedy = " or raise max_model_len" if limits.extensible else ""
+    if num_prompt + max_new_tokens == limits.num_slots < limits.max_model_len:
+        remedy = " or raise CacheConfig.max_tokens"
+    return Bounds(max_new_tokens, seed, deadline_s, remedy)
