@@ -12,7 +12,8 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.fusion.expert_modules import expert_weights, has_experts
+from graftlm.core.execution.routing import has_experts
+from graftlm.core.fusion.expert_modules import expert_weights
 from graftlm.core.kv.memory import free_bytes, size_of
 from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.expert_dispatch import can_compact_experts

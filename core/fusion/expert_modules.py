@@ -31,12 +31,6 @@ _FUNCTIONS: dict[Activation, Any] = {
 }
 
 
-def has_experts(module: nn.Module) -> bool:
-    """Return True if `module` holds the weights of a mixture's experts in tensors of three dimensions."""
-    down = getattr(module, "down_proj", None)
-    return isinstance(down, nn.Parameter) and down.dim() == 3
-
-
 def expert_weights(module: nn.Module) -> ExpertWeights | str:
     """Return the weights of a module of experts, or the reason why no kernel here supports them."""
     if getattr(module, "has_post_expert_norm", False):

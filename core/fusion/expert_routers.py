@@ -4,40 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from graftlm.core.execution.routing import Routing
 from graftlm.kernels.gpu.mixture.expert_router import MAX_EXPERTS, Router
-
-_AGREEING = 0.75
-"""Share of tokens that must agree: rounding may exchange two experts of nearly equal scores."""
-
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
-
-
-@dataclass(frozen=True)
-class Routing:
-    """The experts and weights that a mixture chose for some tokens.
-
-    x        [num_tokens, hidden_size]
-    experts  [num_tokens, top_k]; weights [num_tokens, top_k]
-    """
-
-    x: torch.Tensor
-    experts: torch.Tensor
-    weights: torch.Tensor
-
-    def agrees(self, experts: torch.Tensor, weights: torch.Tensor) -> bool:
-        """Return True if experts and weights are equal for nearly all tokens, in any order of a token's experts."""
-        if experts.shape != self.experts.shape:
-            return False
-        mine, other = self.experts.long().sort(-1), experts.long().sort(-1)
-        a, b = self.weights.float().gather(1, mine.indices), weights.float().gather(1, other.indices)
-        close = (a - b).abs().amax(-1) <= _TOLERANCE.get(self.x.dtype, 0.0) * a.abs().amax(-1)
-        return float(((mine.values == other.values).all(-1) & close).float().mean()) >= _AGREEING
 
 
 def router_of(block: nn.Module, experts: nn.Module, routing: Routing, num_experts: int) -> Router | None:

@@ -28,7 +28,7 @@ from graftlm.core.execution.paged import (
     output_tokens_after,
     packed_step,
 )
-from graftlm.core.fusion.expert_modules import has_experts
+from graftlm.core.execution.routing import has_experts
 from graftlm.core.fusion.layer_mlp import LayerMlp, MakeMlp, layer_mlps
 from graftlm.core.fusion.layer_parts import Parts, Recognised, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal

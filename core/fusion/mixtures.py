@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from graftlm.core.fusion.expert_modules import expert_weights, has_experts
-from graftlm.core.fusion.expert_routers import Routing, router_of
+from graftlm.core.execution.routing import Routing, has_experts, in_order, replayed
+from graftlm.core.fusion.expert_modules import expert_weights
+from graftlm.core.fusion.expert_routers import router_of
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.expert_dispatch import plan_experts
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan
@@ -46,7 +47,7 @@ class FusedExperts:
         return (self.plan.kinds,)
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        experts, weights = _in_order(*args, *options.values())
+        experts, weights = in_order(*args, *options.values())
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         experts, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
         pieces = [
@@ -98,7 +99,8 @@ class Mixture:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _parts(self, x: torch.Tensor) -> torch.Tensor:
-        return self.plan.parts(x, *route(x, self.router, strict=self.strict), scale_input=self.scale_input)
+        router = partial(route, router=self.router, strict=self.strict)
+        return self.plan.parts(x, *replayed(router(x), router), scale_input=self.scale_input)
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def _seen(block: nn.Module, experts: nn.Module, down: torch.Tensor) -> _Seen | N
         return _seen_whole(block, experts, x, routed.view(len(down), *x.shape).sum(0), out)
     if len(given) < 2 or hidden.numel() != x.numel() or not torch.equal(hidden.reshape(x.shape), x):
         return None
-    chosen, weights = _in_order(*given)
+    chosen, weights = in_order(*given)
     return _Seen(Routing(x, chosen, weights), routed.reshape(x.shape), out) if chosen.dim() == 2 else None
 
 
@@ -222,12 +224,6 @@ def _seen_whole(block: nn.Module, experts: nn.Module, x: torch.Tensor, routed: t
                 weights, indices = scores.topk(int(chosen[0]), -1)
                 return _Seen(Routing(x, indices, weights), routed, out, scale_input=True)
     return None
-
-
-def _in_order(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (experts, weights) from tensors in either order."""
-    first, second = tensors[:2]
-    return (second, first) if first.is_floating_point() else (first, second)
 
 
 def _agrees(experts: nn.Module, plan: ExpertPlan, seen: _Seen | None, down: torch.Tensor, agree: AllClose) -> bool:

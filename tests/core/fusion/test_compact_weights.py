@@ -10,9 +10,9 @@ import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
+from graftlm.core.execution.routing import has_experts
 from graftlm.core.fusion import compact_weights
 from graftlm.core.fusion.compact_weights import choose_compact
-from graftlm.core.fusion.expert_modules import has_experts
 from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.weight import held_as, weight_of
 from tests.models import tiny_model
