@@ -8,13 +8,17 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import torch
 
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.latent import LatentHeads
 from graftlm.kernels.norm import Norm
 from graftlm.kernels.wire_plan import WirePlan
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The shape of one attention layer, and which of `AttentionParams` it uses."""
+    """The shape of one attention layer, and which of `AttentionParams` it uses.
+
+    latent  whether the key is a latent (latent.py), whose first v_dim numbers are the value
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -23,10 +27,12 @@ class LayerSpec:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    latent: bool = False
 
 
-Rotation = Literal["halves", "pairs", "spread", "none"]
+Rotation = Literal["halves", "short", "pairs", "spread", "none"]
 """Rotary embedding of a head: number i with number i + rotary_dim / 2, by cosine i, both halves of cos equal (Llama);
+the same rotation by a table of rotary_dim / 2 cosines (GPT-OSS);
 number 2 i with number 2 i + 1, by the cosine i (GLM); the same, by the cosine 2 i (Cohere); not at all."""
 
 
@@ -38,7 +44,8 @@ class PackedQKV:
     """Queries, keys and values of one packed projection: the heads of q, then of k, then of v, not yet rotated.
 
     qkv     [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], last dimension dense
-    cos     [num_tokens, rotary_dim <= head_dim]; sin likewise. The rest of a head is not rotated
+    cos     [num_tokens, rotary_dim <= head_dim], rotary_dim / 2 of a "short" rotation; sin likewise. The rest of a head
+            is not rotated
     q_norm  RMSNorm of each head before it is rotated; k_norm likewise, with the same epsilon; both or none
     rotation  which numbers of a head are turned together
     parts   float32 [num_parts, num_tokens, as in qkv]: qkv is their sum, and that of `bias`, but holds nothing yet;
@@ -57,6 +64,11 @@ class PackedQKV:
     parts: torch.Tensor | None = None
     bias: torch.Tensor | None = None
 
+    @property
+    def num_angles(self) -> int:
+        """Pairs of numbers of a head that are rotated."""
+        return self.cos.shape[-1] // (1 if self.rotation == "short" else 2)
+
     def split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]; views."""
         heads = self.qkv.view(self.qkv.shape[0], -1, self.head_dim)
@@ -68,7 +80,7 @@ class Attention(Protocol):
     """Causal attention over the KV store, for a ragged batch.
 
     `prepare` is called once per step, `forward` or `forward_some` once per layer of it. A class that has this protocol
-    as its base inherits `forward_some` and `reads_in_place`.
+    as its base inherits `forward_some`, `forward_latent` and `reads_in_place`.
     """
 
     def supports(self, layer: LayerSpec) -> str | None:
@@ -114,6 +126,24 @@ class Attention(Protocol):
         -> [num_wanted, num_heads, v_dim]
         """
         return self.forward(layer, q, k, v, plan, params).index_select(0, tokens)
+
+    def forward_latent(
+        self,
+        layer: int,
+        heads: LatentHeads,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        plan: WirePlan | None,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """As `forward`, for latent attention: absorbed.
+
+        q       [num_tokens, num_heads, nope_dim + rope_dim], of expanded keys
+        latent  [num_tokens, 1, rank + rope_dim]
+        -> [num_tokens, num_heads, v_dim], of expanded values
+        """
+        absorbed, v = heads.absorb(q), latent[..., : heads.rank]
+        return heads.project(self.forward(layer, absorbed, latent, v, plan, params))
 
     def reads_in_place(self, dtype: torch.dtype) -> bool:
         """Return True if the compiled step of a CPU (cpu/decoder) can read the store for a model in `dtype`."""

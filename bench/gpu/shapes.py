@@ -63,6 +63,20 @@ SHAPES: dict[str, Shape] = {
         "num_experts_per_tok": 8, "norm_topk_prob": True, "max_position_embeddings": 40_960, "rope_theta": 1e6,
         "tie_word_embeddings": False,
     },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201_088,
+        "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "rope_theta": 150_000.0,
+        "max_position_embeddings": 131_072, "initial_context_length": 4_096, "tie_word_embeddings": False,
+    },
+    "deepseek-v2-lite": {
+        "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10_944, "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 64,
+        "n_shared_experts": 2, "num_experts_per_tok": 6, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 1,
+        "topk_method": "greedy", "n_group": 1, "topk_group": 1, "vocab_size": 102_400,
+        "max_position_embeddings": 163_840, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 """Arguments of AutoConfig.for_model. The special tokens belong to the tokenizer for tests."""
 

@@ -26,7 +26,7 @@ from graftlm.kernels.weight import PlainWeight, Weight, hold_as, weight_of
 from graftlm.kernels.wire_plan import Extent, Row, WirePlan
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
-KINDS = ["gemma2", "gemma3", "glm4", "granite", "olmo2", "cohere", "starcoder2"]
+KINDS = ["gemma2", "gemma3", "glm4", "granite", "olmo2", "cohere", "starcoder2", "gpt_oss"]
 """Families whose layers have other norms, sums, gates or rotations than Llama's."""
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,7 +109,9 @@ def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_of_other_families_run_fused(kind: str) -> None:
-    model = varied_model(kind, **ONE_KV_HEAD, **({} if kind in ("gemma2", "gemma3") else {"num_hidden_layers": 1}))
+    model = varied_model(
+        kind, **ONE_KV_HEAD, **({} if kind in ("gemma2", "gemma3", "gpt_oss") else {"num_hidden_layers": 1})
+    )
     loaded = load_fused(model, max_rows=64)
     expected = f"paged, {len(loaded.layers)} of {len(loaded.layers)} layers fused"
     assert loaded.execution.partition(": decode steps are not one call")[0] == expected  # on a CPU these layers are not

@@ -148,10 +148,10 @@ def rotate_store(
     qkv, dim, q_norm, k_norm = packed.qkv, packed.head_dim, packed.q_norm, packed.k_norm
     num_tokens = qkv.shape[0]
     assert exponents is None or (dim in kv_codec.DIMS and qkv.dtype is torch.bfloat16)
-    half = packed.cos.shape[-1] // 2
+    half = packed.num_angles
     rest = dim - 2 * half
     # halves of a head that is turned as a whole are packed where they are turned; others afterwards
-    stores = exponents is None or (rest == 0 and packed.rotation in ("halves", "none"))
+    stores = exponents is None or (rest == 0 and packed.rotation in ("halves", "short", "none"))
     parts, bias = packed.parts, packed.bias
     heads = packed.num_heads + packed.num_kv_heads * (2 if stores or parts is not None else 1)
     source = parts[0] if parts is not None else qkv
