@@ -79,7 +79,7 @@ class LoadedModel:
 
     @property
     def kv_layout(self) -> tuple[LayerKV, ...]:
-        return tuple(LayerKV(s.num_kv_heads, s.k_dim, s.v_dim) for s in self.layers)
+        return tuple(LayerKV(s.num_kv_heads, s.k_dim, s.v_dim, s.latent) for s in self.layers)
 
     @property
     def bytes_per_token(self) -> int:

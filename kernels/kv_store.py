@@ -32,11 +32,15 @@ The tensors hold the bits of the store, so a copy is exact; `write` takes them f
 
 @dataclass(frozen=True)
 class LayerKV:
-    """The KV of one token in one layer: K [num_kv_heads, k_dim] and V [num_kv_heads, v_dim]."""
+    """The KV of one token in one layer: K [num_kv_heads, k_dim] and V [num_kv_heads, v_dim].
+
+    latent  whether V is the first part of K, and kept once (latent.py)
+    """
 
     num_kv_heads: int
     k_dim: int
     v_dim: int
+    latent: bool = False
 
 
 class KVStore(Protocol):
@@ -138,20 +142,31 @@ class _SlotTensors:
 
 
 class PlainKV(_SlotTensors):
-    """Keys and values in a floating-point dtype: k[layer] [num_slots, num_kv_heads, k_dim], v[layer] [..., v_dim]."""
+    """Keys and values in a floating-point dtype: k[layer] [num_slots, num_kv_heads, k_dim], v[layer] [..., v_dim].
+
+    In a layer whose KV is a latent, v is a view of k.
+    """
 
     def __init__(
         self, layout: Sequence[LayerKV], num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(layout, num_slots, dtype, device)
         self.k = [self._allocate(layer.num_kv_heads, layer.k_dim, dtype=dtype) for layer in self.layout]
-        self.v = [self._allocate(layer.num_kv_heads, layer.v_dim, dtype=dtype) for layer in self.layout]
+        self.v = [
+            k[..., : layer.v_dim] if layer.latent else self._allocate(layer.num_kv_heads, layer.v_dim, dtype=dtype)
+            for k, layer in zip(self.k, self.layout, strict=True)
+        ]
 
     def append(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        if not self._store_by_kernel(layer, slots, k, v):
+        if self.layout[layer].latent:
+            self.k[layer].index_copy_(0, slots.long(), k.to(self.dtype))
+        elif not self._store_by_kernel(layer, slots, k, v):
             slots = slots.long()
             self.k[layer].index_copy_(0, slots, k.to(self.dtype))
             self.v[layer].index_copy_(0, slots, v.to(self.dtype))
+
+    def _parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return (self.k[layer],) if self.layout[layer].latent else (self.k[layer], self.v[layer])
 
 
 class Float8KV(PlainKV):
@@ -289,6 +304,8 @@ def token_bytes(layer: LayerKV, dtype: torch.dtype, compact: bool = False) -> in
     if compact:
         return 2 * layer.num_kv_heads * kv_codec.bytes_of(layer.k_dim)
     scales = 2 * SCALE_BYTES if dtype is torch.int8 else 0
+    if layer.latent:
+        return layer.num_kv_heads * layer.k_dim * dtype.itemsize
     return layer.num_kv_heads * ((layer.k_dim + layer.v_dim) * dtype.itemsize + scales)
 
 

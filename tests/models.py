@@ -46,7 +46,17 @@ _MLA: dict[str, Any] = {
     "v_head_dim": 16,
     "num_key_value_heads": 4,
 }
-_WITH_EXPERTS = {"mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "qwen3_next", "llama4_text", "minimax", "jamba"}
+_WITH_EXPERTS = {
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "qwen3_next",
+    "llama4_text",
+    "minimax",
+    "jamba",
+}
+_WITH_LATENTS = {"glm4_moe_lite", "youtu", "longcat_flash"}
 _WITH_WINDOW = {
     "mistral",
     "gemma2",
@@ -70,6 +80,14 @@ _OWN: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "smollm3": {"use_sliding_window": True},
     "deepseek_v3": {"head_dim": 8},
+    "youtu": {"head_dim": 8},
+    "longcat_flash": {
+        "head_dim": 8,
+        "num_layers": 1,
+        "ffn_hidden_size": 64,
+        "expert_ffn_hidden_size": 32,
+        "moe_topk": 2,
+    },
     "gptj": {"rotary_dim": 8},
     "codegen": {"rotary_dim": 8},
 }
@@ -88,7 +106,7 @@ def tiny_model(kind: str = "llama", seed: int = 0, **overrides: Any) -> PreTrain
     options: dict[str, Any] = {} if kind in _WITHOUT_HEAD_DIM else {"head_dim": 16}
     if "moe" in kind or kind in _WITH_EXPERTS:
         options.update(_MOE)
-    if kind.startswith("deepseek"):
+    if kind.startswith("deepseek") or kind in _WITH_LATENTS:
         options.update(_MLA)
     if kind in _WITH_WINDOW:
         options["sliding_window"] = 8

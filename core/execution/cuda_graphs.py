@@ -285,7 +285,7 @@ def _until(attention: CapturableAttention, num_layers: int) -> CapturableAttenti
 
         return attend
 
-    for name in ("forward", "forward_packed"):
+    for name in ("forward", "forward_latent", "forward_packed"):
         if hasattr(attention, name):
             setattr(brief, name, ending(getattr(attention, name)))
     return brief

@@ -24,6 +24,7 @@ from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.gpu.support import triton_problem
+from graftlm.kernels.latent import LatentHeads
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from graftlm.kernels.wire_plan import WirePlan
 
 IMPLEMENTATION = "graftlm"
+LATENT = "graftlm_latent"
+"""The attribute of a module of latent attention that holds its LatentHeads."""
 _HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position"})
 """Keywords that an attention function is handed and that change nothing here: a model in evaluation has no dropout."""
 
@@ -40,6 +43,8 @@ class AttentionCall(NamedTuple):
     """One call of a model's attention. q, k [1, heads, num_tokens, k_dim], v [1, num_kv_heads, num_tokens, v_dim].
 
     tokens  int64 [num_wanted], the only ones whose output is looked at, in order; None for all
+    latent  the heads of latent attention: q are queries of expanded keys, k the latents [1, 1, num_tokens, rank +
+            rope_dim], v their first part. The output is that of expanded values
     """
 
     module: nn.Module
@@ -48,6 +53,7 @@ class AttentionCall(NamedTuple):
     v: torch.Tensor
     params: AttentionParams
     tokens: torch.Tensor | None = None
+    latent: LatentHeads | None = None
 
 
 class PackedCall(NamedTuple):
@@ -135,7 +141,8 @@ def attention_function(
         raise ModelError(f"{type(module).__name__} attends in both directions, which is not supported here")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     params = AttentionParams(scale, sliding_window, softcap, s_aux)
-    return _current.step(AttentionCall(module, query, key, value, params))[None], None
+    latent = vars(module).get(LATENT)
+    return _current.step(AttentionCall(module, query, key, value, params, latent=latent))[None], None
 
 
 def _register() -> None:
@@ -288,6 +295,8 @@ class PagedRunner:
         def step(call: AttentionCall) -> torch.Tensor:
             q, k, v = (x[0].transpose(0, 1) for x in (call.q, call.k, call.v))
             layer, tokens = layer_of[call.module], call.tokens
+            if call.latent is not None:
+                return attention.forward_latent(layer, call.latent, q, k, plan, call.params)
             if tokens is None:
                 return attention.forward(layer, q, k, v, plan, call.params)
             return attention.forward_some(layer, q, k, v, plan, call.params, tokens)

@@ -57,6 +57,11 @@ class KVFormat:
 def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
     """How `loaded` is to keep KV. ConfigError if the configuration asks for what it cannot have."""
     wanted = config.cache.dtype
+    if wanted in ("fp8", "int8", "compact") and any(layer.latent for layer in loaded.layers):
+        raise ConfigError(
+            f"CacheConfig.dtype is {wanted!r}, but {loaded.name} caches latents, which are kept in its own dtype: "
+            "leave it out"
+        )
     if wanted == "fp8":
         if loaded.lane != "paged" or loaded.device.type != "cuda":
             raise ConfigError(

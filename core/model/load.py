@@ -12,6 +12,7 @@ from torch import nn
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fusion.cpu_layers import fuse_cpu
+from graftlm.core.fusion.latent_attention import fuse_latent
 from graftlm.core.fusion.linears import Fusions, fuse
 from graftlm.core.kv.memory import check_weights_fit, give_back
 from graftlm.core.loaded_model import LoadedModel
@@ -60,7 +61,10 @@ def load_model(
     learned = None if isinstance(model, nn.Module) else learn(resolve(model), loaded, reference, config)
     if device.type == "cpu":
         give_back()  # the largest weight is in memory twice at this point
+    latents = Fusions()
+    fuse_latent(hf_model, latents)  # before weights are laid out anew
     loaded.fusions = _fuse(hf_model, device, strict=config.strict, unchanged=ours)
+    loaded.fusions.add(latents.undo)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if ours:
         leave_files(hf_model, loaded.fusions)

@@ -134,6 +134,10 @@ class TorchAttention(Attention):
         assert plan is not None  # this kernel is not captured
         if plan is not self._plan:
             self.prepare(plan)
+        if self.store.layout[layer].latent:
+            # the whole key serves as value, too: torch's kernel wants both of one size
+            metadata = self.metadata(plan, params.window, None)
+            return self._run(layer, q, k, k, params, None, metadata)[..., : v.shape[-1]]
         loops = self._loops_for(q, k, v, params.softcap)
         block_size, has_tiles = (loops.block_size, loops.has_tiles) if loops is not None else (None, False)
         metadata = self.metadata(plan, params.window, block_size, has_tiles)
@@ -172,7 +176,8 @@ class TorchAttention(Attention):
         store = self.store
         if loops is None or not metadata.decode:
             store.append(layer, self._out_slots, k, v)
-        return _LayerPass(store.k[layer], store.v[layer], params, loops).run(q, k, v, metadata)
+        values = store.k[layer] if store.layout[layer].latent else store.v[layer]
+        return _LayerPass(store.k[layer], values, params, loops).run(q, k, v, metadata)
 
     def metadata(
         self, plan: WirePlan, window: int | None, block_size: int | None, has_tiles: bool = False

@@ -11,6 +11,7 @@ from graftlm.kernels.attention import Attention, LayerSpec, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
 from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, extend_attention
+from graftlm.kernels.gpu.attention.latent import LatentStep, attend_expanded, latent_decode
 from graftlm.kernels.gpu.attention.one_order import OneOrder
 from graftlm.kernels.gpu.attention.prefill_path import PrefillCall, PrefillPath
 from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
@@ -20,6 +21,7 @@ from graftlm.kernels.gpu.attention.step_buffers import DeviceStep, Layout
 from graftlm.kernels.hopper.prompt_attention import PromptAttention
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.kv_store import CompactKV, Float8KV, KVStore
+from graftlm.kernels.latent import LatentHeads
 from graftlm.kernels.wire_plan import WirePlan
 
 MAX_HEAD_DIM = 256
@@ -60,11 +62,15 @@ class TritonAttention(Attention):
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         self._kept: list[Workspace] = []
         self._one_order = OneOrder(self.num_sms)
+        self._has_latents = any(layer.latent for layer in store.layout)
+        self._latent_step: LatentStep | None = None
 
     def supports(self, layer: LayerSpec) -> str | None:
         if layer.num_heads % layer.num_kv_heads:
             return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
-        if max(layer.k_dim, layer.v_dim) > MAX_HEAD_DIM:
+        if layer.latent and (layer.window is not None or layer.softcap is not None or layer.sinks):
+            return "latent attention with a window, a softcap or sinks"
+        if max(layer.k_dim, layer.v_dim) > MAX_HEAD_DIM and not layer.latent:
             return f"a head has {max(layer.k_dim, layer.v_dim)} dimensions, the kernels go up to {MAX_HEAD_DIM}"
         if self._compact is not None:
             group = layer.num_heads // layer.num_kv_heads
@@ -82,7 +88,7 @@ class TritonAttention(Attention):
 
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
-        self._step, self._layout, self._cached = step, layout, True
+        self._step, self._layout, self._cached, self._latent_step = step, layout, True, None
         for path in self.paths:
             path.forget()
 
@@ -99,6 +105,9 @@ class TritonAttention(Attention):
         layout = step.write(plan)
         self.bind(step, layout)
         self._cached = bool(plan.past[0 if self._extends_only else layout.num_decode :].any())
+        if self._has_latents:
+            self._latent_step = LatentStep.of(plan, step, layout, strict=self.strict)
+            return
         for path in () if self.strict else self.paths:
             path.prepare(plan, layout.num_decode)
 
@@ -114,6 +123,44 @@ class TritonAttention(Attention):
         assert self._step is not None
         self.store.append(layer, self._step.slots[: len(k)], k, v)
         return self._attend(layer, q, k, v, params)
+
+    def forward_latent(
+        self,
+        layer: int,
+        heads: LatentHeads,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        plan: WirePlan | None,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        step, layout, mixed = self._step, self._layout, self._latent_step
+        assert step is not None and layout is not None
+        self.store.append(layer, step.slots[: len(latent)], latent, latent)
+        if mixed is None:
+            rows = slice(0, layout.num_rows)
+            parts = None if self.strict else step.parts(layout.num_rows)
+            each = DecodeRows(step.table, step.rows[rows], step.lens[rows], step.zeros[rows], parts)
+            return self._absorbed(layer, heads, q, each, params)
+        out = torch.empty(*q.shape[:2], heads.up_v.shape[1], dtype=q.dtype, device=q.device)
+        if len(mixed.tokens):
+            parts = (
+                None if self.strict else uniform_parts(len(mixed.tokens), self.num_splits(len(mixed.tokens)), q.device)
+            )
+            each = DecodeRows(step.table, mixed.rows, mixed.lens, mixed.lens, parts)
+            out[mixed.tokens] = self._absorbed(layer, heads, q[mixed.tokens], each, params)
+        for row in mixed.expanded:
+            new = slice(row.first, row.last)
+            out[new] = attend_expanded(heads, q[new], self.store.k[layer], row, params)
+        return out
+
+    def _absorbed(
+        self, layer: int, heads: LatentHeads, q: torch.Tensor, rows: DecodeRows, params: AttentionParams
+    ) -> torch.Tensor:
+        """Attend one token of each row."""
+        most = rows.parts.most if rows.parts is not None else 2
+        workspace = self._workspace(len(q), q.shape[1], heads.rank, most)
+        absorbed = heads.absorb(q)
+        return heads.project(latent_decode(absorbed, self.store.k[layer], rows, workspace, params.scale, heads.rank))
 
     def forward_packed(
         self,
@@ -274,6 +321,8 @@ class TritonAttention(Attention):
     def num_splits(self, num_rows: int) -> int:
         """Parts that the tokens of `num_rows` rows of one length are cut into."""
         layout = self.store.layout
+        if self._has_latents:
+            return num_splits(num_rows, 1, self.num_sms, 256)
         of_grid = num_rows, min(layer.num_kv_heads for layer in layout), self.num_sms, max(x.k_dim for x in layout)
         if self._compact is not None:
             compact: int = self._compact.num_splits(*of_grid)
