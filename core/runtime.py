@@ -74,7 +74,8 @@ class SharedRuntimes:
 class Runtime:
     """A model, ready for requests from anywhere in the process.
 
-    model      a Hugging Face id, a local folder, "sprout" (the embedded model), or a loaded transformers model.
+    model      a Hugging Face id, a local folder, a GGUF file, "ollama:NAME", "sprout" (the embedded model), or a
+               loaded transformers model.
     tokenizer  a Hugging Face tokenizer; None loads the one beside the model.
     base_url   the URL of an OpenAI-compatible API, usually with /v1 at its end, for a model that runs there.
     api_key    its key; None reads GRAFTLM_API_KEY. It is never shown, and not pickled.

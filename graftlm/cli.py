@@ -205,7 +205,7 @@ def _check_faults(pipeline: Path, names: list[str], model: str, options: dict[st
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="Hugging Face name, local path, or 'sprout'.")] = "sprout",
+    model: Annotated[str, typer.Argument(help="Hugging Face name, local folder, GGUF file, or 'sprout'.")] = "sprout",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
     api_key: Annotated[
@@ -297,7 +297,7 @@ def generate(
 
 @app.command()
 def warm(
-    model: Annotated[str, typer.Argument(help="Hugging Face name, local path, or 'sprout'.")] = "sprout",
+    model: Annotated[str, typer.Argument(help="Hugging Face name, local folder, GGUF file, or 'sprout'.")] = "sprout",
     as_json: AsJson = False,
 ) -> None:
     """Compute the caches of a first process, such as compiled CPU loops, and keep them on disk: for images and CI."""

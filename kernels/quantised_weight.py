@@ -32,8 +32,9 @@ VALUES: dict[Table, tuple[float, ...]] = {
 
 _CODES = "8 bits (integers, e4m3) or 4 bits (integers, e2m1, nf4, iq4_nl)"
 
-_PIECE = 1 << 20
-"""Values that are computed in float32 at a time."""
+_PIECE = {"cpu": (1 << 15) - 1, "cuda": 1 << 24}
+"""Values that are computed in float32 at a time, by device: on a CPU fewer than torch divides among threads, since
+these would wait for each other at every operation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ class QuantisedWeight:
             raise ValueError(f"rows are {rows}; use neighbouring outputs")
         k = self.shape[1]
         values = torch.empty(max(stop - start, 0), k, dtype=self.dtype, device=self.device)
-        count = max(_PIECE // k, 1)
+        count = max(_PIECE.get(self.device.type, 1 << 20) // k, 1)
         for first in range(start, stop, count):
             last = min(first + count, stop)
             piece = self._values(first, last)
@@ -127,11 +128,14 @@ class QuantisedWeight:
     def _codes(self, start: int, stop: int) -> torch.Tensor:
         """Return a new tensor float32 [stop - start, k]: the values of codes, or codes without a table."""
         codes = self.codes[start:stop]
-        if self.bits == 4:
-            pairs = _pairs(self.table, self.device)
-            return pairs.index_select(0, codes.reshape(-1).int()).view(stop - start, -1)
         if self.table == "e4m3":
             return codes.view(torch.float8_e4m3fn).float()
+        if self.table is not None:
+            pairs = _pairs(self.table, self.device)
+            return pairs.index_select(0, codes.reshape(-1).int()).view(stop - start, -1)
+        if self.bits == 4:  # both nibbles in the two bytes of an int16, the low one first
+            wide = codes.to(torch.int16)
+            codes = wide.bitwise_or_(wide << 4).bitwise_and_(0x0F0F).view(torch.uint8)
         return codes.float()
 
     def _scale(self, start: int, stop: int) -> torch.Tensor:
@@ -320,9 +324,9 @@ class PartedWeight:
 
 
 @cache
-def _pairs(table: Table | None, device: torch.device) -> torch.Tensor:
-    """Return the values of both codes of a byte, float32 [256, 2]; codes themselves without a table."""
-    values = torch.tensor(VALUES[table] if table is not None else range(16), dtype=torch.float32, device=device)
+def _pairs(table: Table, device: torch.device) -> torch.Tensor:
+    """Return the values of both codes of a byte, float32 [256, 2]."""
+    values = torch.tensor(VALUES[table], dtype=torch.float32, device=device)
     byte = torch.arange(256, device=device)
     return torch.stack([values[byte & 15], values[byte >> 4]], 1)
 

@@ -22,7 +22,7 @@ _CALL_OPTIONS = frozenset(
 class GraftLM(dspy.LM):
     """`dspy.LM` over a model in this process, or with `base_url=` at an endpoint, with both engines set.
 
-    model        a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
+    model        a Hugging Face id, a local folder, a GGUF file, "sprout", or a loaded transformers model.
     runtime      a `graftlm.Runtime` to use instead; otherwise the process's shared one for `model` and its options.
     temperature  default of calls; None: 1.0.
     max_tokens   default of calls; None: 1,024 tokens, or fewer if the context ends before.

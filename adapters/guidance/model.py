@@ -22,7 +22,7 @@ from guidance.models._base._model import _event_queues
 class GraftModel(Model):
     """A guidance model. `+` returns a new object; all objects share one engine and its KV.
 
-    model              a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
+    model              a Hugging Face id, a local folder, a GGUF file, "sprout", or a loaded model.
     tokenizer          for a loaded model.
     runtime            a `graftlm.Runtime` to use instead; otherwise the process's shared one.
     echo               display the text during generation, with the tokens' probabilities.

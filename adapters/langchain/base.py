@@ -110,7 +110,8 @@ class GraftSettings(BaseModel):
 
     def _known_context_length(self) -> int | None:
         """Return the context length in tokens; None if it is unknown, or would need a download."""
-        if self.runtime is None and self.model_name != "sprout" and not os.path.isdir(self.model_name):
+        local = self.model_name == "sprout" or self.model_name.startswith("ollama:") or os.path.exists(self.model_name)
+        if self.runtime is None and not local:
             return None
         try:
             return self.runtime_for().max_model_len

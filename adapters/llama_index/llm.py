@@ -68,7 +68,7 @@ class GraftLLM(StructuredPrediction):
     is_chat_model    None: True if the tokenizer has a chat template.
     """
 
-    model: str = Field(default="sprout", description="A Hugging Face id, a local folder, or 'sprout'.")
+    model: str = Field(default="sprout", description="A Hugging Face id, a local folder, a GGUF file, or 'sprout'.")
     runtime: Any = Field(default=None, exclude=True, repr=False)
     runtime_options: dict[str, Any] = Field(default_factory=dict, exclude=True)
     temperature: float = Field(default=DEFAULT_TEMPERATURE, ge=0.0)

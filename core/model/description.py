@@ -13,6 +13,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.hub import near_names, only_local, why_not
 from graftlm.core.loaded_model import LoadedModel, text_config
+from graftlm.core.model.gguf.folder import description_folder, find_gguf
 from graftlm.core.model.known_models import find
 from graftlm.core.text.tokenizer import Tokenizer
 
@@ -24,21 +25,33 @@ _UNLIMITED = 32_768
 def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
     """Resolve a model name to a folder or Hugging Face id.
 
+    A GGUF file has a folder that describes it (gguf/folder.py).
+
     verify  compare the embedded model's files with their checksums, not only their sizes; for a load that follows
-    Raises ModelError for a missing folder, and for a file of the embedded model that is missing or corrupted.
+    Raises ModelError for a missing folder, for a file of the embedded model that is missing or corrupted, and for a
+    GGUF file that cannot be read.
     """
     name = os.fspath(model)
     if name == "sprout":
         from graftlm.core.model.embedded import sprout_path, verify_sprout
 
         return str(verify_sprout() if verify else sprout_path())
+    gguf = find_gguf(name)
+    if gguf is not None:
+        return os.fspath(description_folder(gguf))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"{name!r} is a folder without config.json; give a folder that save_pretrained wrote")
+            raise ModelError(
+                f"{name!r} is a folder without config.json and without a GGUF file; give a folder that save_pretrained "
+                "wrote, or a .gguf file"
+            )
         return os.fspath(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
-        raise ModelError(f"there is no model folder {name!r}; give a folder, a Hugging Face id or 'sprout'")
+        raise ModelError(
+            f"there is no model folder or GGUF file {name!r}; give a folder, a .gguf file, a Hugging Face id or "
+            "'sprout'"
+        )
     if "/" not in name and "sprout" in (near := near_names(name)):
         raise ModelError(f"there is no model {name!r}; did you mean {' or '.join(map(repr, near))}?")
     return name

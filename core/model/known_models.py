@@ -23,6 +23,7 @@ import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.model.embedded import sprout_folder
+from graftlm.core.model.gguf.folder import listed_gguf
 from graftlm.core.model.plain_decoder import PlainConfig, PlainDecoder, Rotations, Unlike
 from graftlm.kernels import disk_cache
 from graftlm.kernels.cpu.mapped_files import MappedFiles
@@ -111,6 +112,11 @@ class KnownModel:
         return PlainDecoder(self.config, state, self.rotations, tied=self.tied, eos_token_ids=self.eos_token_ids)
 
     def _tensors(self, source: str) -> dict[str, torch.Tensor]:
+        gguf = listed_gguf(source)
+        if gguf is not None:
+            from graftlm.core.model.gguf.weights import tensors as gguf_tensors
+
+            return dict(gguf_tensors(gguf, self._dtype))
         tensors: dict[str, torch.Tensor] = {}
         for file, names in self._files(source):
             mapped: MappedFiles | None = None
@@ -124,6 +130,12 @@ class KnownModel:
 
     def _described_tensors(self, source: str) -> Iterator[tuple[str, FileTensor]]:
         """Yield the names of the tensors in the files of `source`, each with its compared part."""
+        gguf = listed_gguf(source)
+        if gguf is not None:
+            from graftlm.core.model.gguf.weights import first_rows
+
+            yield from ((name, FileTensor(shape, row)) for name, shape, row in first_rows(gguf, self._dtype))
+            return
         for file, names in self._files(source):
             for name in names:
                 part = file.get_slice(name)

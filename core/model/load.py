@@ -35,8 +35,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a decoder and choose its lane.
 
-    model      a Hugging Face id, a local folder (no network call is made), "sprout" for the embedded model, or a
-               loaded transformers model; the latter's weights are used in place and its own attention stays usable.
+    model      a Hugging Face id, a local folder (no network call is made), a GGUF file, "ollama:NAME" for a model that
+               Ollama has, "sprout" for the embedded model, or a loaded transformers model; the latter's weights are
+               used in place and its own attention stays usable.
     tokenizer  a Hugging Face tokenizer or a Tokenizer; None loads the one beside the model.
 
     Raises ModelError if the model or its tokenizer cannot be found, read or run, ConfigError for options that the model

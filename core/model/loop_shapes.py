@@ -10,6 +10,7 @@ from typing import Any
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import GraftError
+from graftlm.core.model.gguf.folder import description_folder, find_gguf
 from graftlm.kernels.cpu.compiled import loop_cache
 from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
 from graftlm.kernels.cpu.element_format import ElementFormat
@@ -54,6 +55,9 @@ def _config_file(name: str) -> Path | None:
         from graftlm.core.model.embedded import sprout_folder
 
         return sprout_folder() / "config.json"
+    gguf = find_gguf(name)
+    if gguf is not None:
+        return description_folder(gguf) / "config.json"
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder / "config.json"

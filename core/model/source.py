@@ -153,7 +153,7 @@ class ModelSource:
 
 def check_model(model: Any, config: EngineConfig) -> None:
     """Raise a ConfigError unless `model` is a model; a plugin's engine or loader checks its own models."""
-    wanted = "give a Hugging Face id, a local folder, a loaded transformers model or 'sprout'"
+    wanted = "give a Hugging Face id, a local folder, a GGUF file, a loaded transformers model or 'sprout'"
     if model is None or (isinstance(model, str) and not model):
         raise ConfigError(f"model is empty; {wanted}")
     if hasattr(model, "submit_many"):

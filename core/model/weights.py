@@ -17,6 +17,9 @@ from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.kv.memory import check_weights_fit, may_be_too_large
 from graftlm.core.model.description import dtype_of, model_config
+from graftlm.core.model.gguf.families import dtype_name
+from graftlm.core.model.gguf.folder import listed_gguf
+from graftlm.core.model.gguf.reader import GgufFile
 from graftlm.core.model.quantised.format_check import check_format, check_unexpected, tensor_header
 from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
 
@@ -112,6 +115,9 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     """Read the weights of a folder or Hugging Face id. Raises ModelError if they cannot be read or are incomplete."""
     from transformers import AutoModelForCausalLM
 
+    gguf = listed_gguf(source)
+    if gguf is not None:
+        return _read_gguf(gguf, source, config, device)
     options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
     if config.quantization is not None:
         options["quantization_config"] = _quantization_config(config.quantization)
@@ -144,6 +150,30 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     if device.type == "cpu" and config.dtype == "auto" and dtype_of(loaded) is torch.float16:
         loaded = loaded.float()  # half precision has no fast matmul on CPUs
     return loaded
+
+
+def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.device) -> nn.Module:
+    from graftlm.core.model.gguf.weights import read_model
+
+    name = str(file.paths[0])
+    if config.quantization is not None:
+        raise ConfigError(
+            f"quantization is {config.quantization!r}, but {name!r} is quantised already; leave quantization out"
+        )
+    described = _described(source, config, device)
+    if described is not None and may_be_too_large(source, device):
+        check_weights_fit(name, described, device)
+    chosen, hf_config = choose_dtype(config, device), model_config(source, config)
+    dtype: torch.dtype = getattr(torch, dtype_name(file)) if chosen == "auto" else chosen
+    if (device.type, chosen, dtype) == ("cpu", "auto", torch.float16):
+        dtype = torch.float32  # half precision has no fast matmul on CPUs
+    try:
+        with _progress_bars(shown=False):
+            return read_model(file, hf_config, dtype)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"the weights of {name!r} cannot be read: {type(error).__name__}: {str(error)[:500]}"
+        ) from error
 
 
 def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Module | None:

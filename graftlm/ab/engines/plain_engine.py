@@ -95,6 +95,19 @@ class OneByOneEngine:
         """Do nothing: the model is freed with the engine."""
 
 
+def _model(model: str, config: EngineConfig) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from graftlm.core.model.gguf.folder import description_folder, find_gguf
+    from graftlm.core.model.weights import read_weights
+
+    file = find_gguf(model)
+    if file is not None:  # in seconds; transformers takes longer for the same values
+        return read_weights(str(description_folder(file)), config, torch.device("cpu"))
+    options = {} if config.dtype == "auto" else {"dtype": config.dtype}
+    return AutoModelForCausalLM.from_pretrained(model, **options)
+
+
 class PlainEngine(OneByOneEngine):
     """An engine over transformers' `generate`: greedy or sampled text, stop strings, constraints, and scores.
 
@@ -102,11 +115,8 @@ class PlainEngine(OneByOneEngine):
     """
 
     def __init__(self, model: str, config: EngineConfig, tokenizer: Tokenizer) -> None:
-        from transformers import AutoModelForCausalLM
-
         super().__init__(tokenizer)
-        options = {} if config.dtype == "auto" else {"dtype": config.dtype}
-        self.model: Any = AutoModelForCausalLM.from_pretrained(model, **options).eval()
+        self.model: Any = _model(model, config).eval()
         self.weights = str(self.model.dtype).removeprefix("torch.")
 
     @torch.inference_mode()

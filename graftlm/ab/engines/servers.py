@@ -50,7 +50,7 @@ def gguf(model: str) -> str:
     Raises: EngineError that names how to convert a folder.
     """
     path = Path(model).expanduser()
-    found = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
+    found = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
     if len(found) == 1 and found[0].is_file():
         return str(found[0])
     raise EngineError(

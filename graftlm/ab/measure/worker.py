@@ -200,7 +200,10 @@ class Worker:
 
 
 def local_name(model: str) -> str:
-    """Return the folder or Hugging Face id that a model name stands for. Raises: ModelError if it cannot be one."""
+    """Return the folder, GGUF file or Hugging Face id that a model name stands for.
+
+    Raises: ModelError if it cannot be one.
+    """
     if (Path(model).expanduser() / "config.json").is_file():
         return str(Path(model).expanduser())
     if model == "sprout":
@@ -208,8 +211,10 @@ def local_name(model: str) -> str:
 
         return str(sprout_path())
     from graftlm.core.model.description import resolve
+    from graftlm.core.model.gguf.folder import find_gguf
 
-    return resolve(model)
+    file = find_gguf(model)
+    return str(file) if file is not None else resolve(model)
 
 
 def disable_framework_caches() -> None:

@@ -1,0 +1,121 @@
+"""The weights of a GGUF file under the names of transformers' modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from graftlm.core.errors import ModelError
+from graftlm.core.model.gguf.blocks import values_of
+from graftlm.core.model.gguf.families import UNUSED, Family, family_of
+from graftlm.core.model.gguf.reader import GgufFile, TensorInfo
+
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+
+
+def read_model(file: GgufFile, hf_config: Any, dtype: torch.dtype) -> nn.Module:
+    """Return the model of a file with its weights in `dtype`.
+
+    hf_config  transformers' configuration of the file
+    Raises ModelError for tensors that are missing, unknown or of another shape than the model's.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    with torch.device("meta"):
+        described = model_class(hf_config)
+    expected = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
+    tied = {"lm_head.weight"} if hf_config.tie_word_embeddings else set()
+    _check(file, expected, tied)
+    state = dict(tensors(file, dtype))
+    missing = sorted(set(expected) - set(state) - tied)
+    if missing:
+        raise ModelError(
+            f"{_path(file)} lacks {len(missing)} tensors of a {file.architecture!r} model, {missing[0]!r} first; it is "
+            "incomplete: download it again"
+        )
+    model: Any = model_class.from_pretrained(None, config=hf_config, state_dict=state, dtype=dtype)
+    model.config.name_or_path = str(file.paths[0])
+    loaded: nn.Module = model
+    return loaded
+
+
+def tensors(file: GgufFile, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a file by their names in transformers, in `dtype`."""
+    family = family_of(file)
+    for info, name in _placed(file, family):
+        yield name, _values(file, family, info, dtype)
+    for layer in range(int(file.get("block_count"))):
+        if f"blk.{layer}.{_EXPERTS[0]}.weight" in file.tensors:
+            yield from _experts(file, layer, dtype)
+
+
+def first_rows(file: GgufFile, dtype: torch.dtype) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
+    """Yield name, shape and first row of the tensors of a file without experts."""
+    family = family_of(file)
+    for info, name in _placed(file, family):
+        if len(info.shape) > 1:  # the order of rows of queries and keys begins with the first
+            yield name, info.shape, values_of(info, dtype, slice(0, 1))
+        else:
+            yield name, info.shape, _values(file, family, info, dtype)[:1]
+
+
+def _placed(file: GgufFile, family: Family) -> Iterator[tuple[TensorInfo, str]]:
+    """Yield the tensors of a file that are one tensor of the model, with their names in transformers."""
+    for tensor, info in file.tensors.items():
+        leaf = tensor.rpartition(".")[0]
+        if leaf in UNUSED or leaf.endswith(_EXPERTS):
+            continue
+        name = family.module(tensor)
+        if name is None:
+            raise ModelError(
+                f"{_path(file)} has a tensor {tensor!r} {list(info.shape)}, for which {file.architecture!r} has no "
+                "place here; use the model's Hugging Face files"
+            )
+        yield info, name.removesuffix(".weight") if name.endswith(".sinks.weight") else name
+
+
+def _check(file: GgufFile, expected: dict[str, tuple[int, ...]], tied: set[str]) -> None:
+    """Raise ModelError for a tensor of another shape than the model's."""
+    for info, name in _placed(file, family_of(file)):
+        shape = expected.get(name)
+        if shape is None and name.removesuffix(".bias") != name and name not in tied:
+            raise ModelError(f"{_path(file)} has a bias {info.name!r}, which a {file.architecture!r} model has not")
+        if shape is not None and shape != info.shape and (1, *info.shape) != shape:
+            raise ModelError(
+                f"{info.name!r} in {_path(file)} is {list(info.shape)}, expected {list(shape)} by the file's metadata; "
+                "it is damaged or of another architecture: download it again"
+            )
+
+
+def _path(file: GgufFile) -> str:
+    return repr(str(file.paths[0]))
+
+
+def _values(file: GgufFile, family: Family, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
+    leaf = info.name.split(".")[-2]
+    if family.plus_one and leaf.endswith("norm"):
+        return (values_of(info, torch.float32) - 1).to(dtype)
+    values = values_of(info, dtype)
+    if family.permuted and leaf in ("attn_q", "attn_k"):
+        heads = int(file.get("attention.head_count" if leaf == "attn_q" else "attention.head_count_kv"))
+        values = values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return values[None] if leaf == "ffn_gate_inp_shexp" and values.dim() == 1 else values
+
+
+def _experts(file: GgufFile, layer: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a layer's experts: gates and ups as one tensor [num_experts, 2 i, k]; GPT-OSS: transposed, alternating."""
+    prefix, to = f"blk.{layer}.", f"model.layers.{layer}.mlp.experts."
+    gate, up, down = (values_of(file.tensors[f"{prefix}{name}.weight"], dtype) for name in _EXPERTS)
+    if file.architecture != "gpt-oss":
+        yield to + "gate_up_proj", torch.cat([gate, up], 1)
+        yield to + "down_proj", down
+        return
+    yield to + "gate_up_proj", torch.stack([gate, up], 2).flatten(1, 2).transpose(1, 2).contiguous()
+    yield to + "down_proj", down.transpose(1, 2).contiguous()
+    gate, up, down = (values_of(file.tensors[f"{prefix}{name}.bias"], dtype) for name in _EXPERTS)
+    yield to + "gate_up_proj_bias", torch.stack([gate, up], 2).flatten(1)
+    yield to + "down_proj_bias", down

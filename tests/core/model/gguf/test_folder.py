@@ -1,0 +1,120 @@
+"""The names that mean a GGUF file, its description as a folder, and files that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graftlm.core.errors import ModelError
+from graftlm.core.model.description import resolve
+from graftlm.core.model.gguf.folder import find_gguf, listed_gguf
+from graftlm.core.runtime import Runtime
+from graftlm.core.text.tokenizer import Tokenizer
+from tests.gguf_files import metadata_of, tensors_of, tiny_gguf, write_gguf
+from tests.models import EOS, IM_END, byte_tokenizer, tiny_model
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tiny_gguf(tmp_path / "tiny.gguf", tiny_model("llama"))
+
+
+def test_a_file_is_described_as_a_folder_of_hugging_face_files(file: Path) -> None:
+    folder = Path(resolve(file))
+    assert resolve(file) == str(folder) == resolve(file.parent)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["hidden_size"], config["dtype"]) == ("llama", 64, "float32")
+    listed = listed_gguf(folder)
+    assert listed is not None and listed.paths == (file,)
+    assert listed_gguf(file.parent) is None
+    own, given = Tokenizer.from_pretrained(str(folder)), Tokenizer(byte_tokenizer())
+    for text in ("The quick brown fox", " é 你好 🙂\n\n", "<|im_start|>user\nhi<|im_end|>"):
+        assert own.encode(text) == given.encode(text) and own.decode(own.encode(text)) == given.decode(own.encode(text))
+    assert own.render([{"role": "user", "content": "hi"}]) == given.render([{"role": "user", "content": "hi"}])
+    assert set(own.eos_token_ids) == {EOS, IM_END}
+
+
+def test_a_changed_file_has_another_description(file: Path) -> None:
+    before = resolve(file)
+    tiny_gguf(file, tiny_model("llama", hidden_size=32, head_dim=8))
+    assert resolve(file) != before
+
+
+def test_a_folder_with_several_models_asks_for_one(file: Path) -> None:
+    (file.parent / "mmproj-tiny.gguf").write_bytes(b"GGUF")  # a projector of images, no model
+    assert find_gguf(str(file.parent)) == file
+    (file.parent / "other.gguf").write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match="has 2 models: 'other.gguf', 'tiny.gguf'; give the path of one"):
+        resolve(file.parent)
+
+
+def test_a_missing_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model folder or GGUF file '/nowhere/x.gguf'"):
+        resolve("/nowhere/x.gguf")
+    with pytest.raises(ModelError, match=r"without config.json and without a GGUF file"):
+        resolve(tmp_path)
+
+
+@pytest.fixture
+def ollama(file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ollama's folder with one model, "tiny"."""
+    root = file.parent / "ollama"
+    manifest = root / "manifests/registry.ollama.ai/library/tiny/latest"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:12ab", "size": 1}
+    manifest.write_text(json.dumps({"layers": [{"mediaType": "x.image.template", "digest": "sha256:00"}, layer]}))
+    (root / "blobs").mkdir()
+    file.rename(root / "blobs/sha256-12ab")
+    monkeypatch.setenv("OLLAMA_MODELS", str(root))
+    return root
+
+
+def test_a_model_of_ollama_runs_by_its_name(ollama: Path) -> None:
+    with Runtime("ollama:tiny", device="cpu") as runtime:
+        assert len(runtime.generate("The", max_tokens=4, temperature=0.0, ignore_eos=True).token_ids) == 4
+    assert resolve("ollama:tiny") == resolve("ollama:library/tiny:latest")
+
+
+def test_a_model_that_ollama_does_not_have_is_named(ollama: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no model 'ollama:llama3.2' in .* has 'ollama:tiny'\); run `ollama pull"):
+        resolve("ollama:llama3.2")
+    (ollama / "blobs/sha256-12ab").unlink()
+    with pytest.raises(ModelError, match="has no file .*sha256-12ab'; run `ollama pull tiny`"):
+        resolve("ollama:tiny")
+
+
+def test_a_damaged_file_is_named_with_what_to_do(file: Path) -> None:
+    whole = file.read_bytes()
+    for content, message in (
+        (whole[:1000], r"ends inside its header, after 1,000 bytes: .* download it again"),
+        (whole[:-5000], r"is truncated: '.*' ends at byte [\d,]+, the file has [\d,]+; download it again"),
+        (b"PK\x03\x04" + whole[4:], "is no GGUF file: it does not begin with 'GGUF'"),
+        (b"GGUF" + struct.pack("<I", 1) + whole[8:], "a GGUF file of version 1; versions 2 and 3"),
+        (b"GGUF" + struct.pack(">I", 3) + whole[8:], "a GGUF file big-endian"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ModelError, match=message):
+            resolve(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"general.architecture": "mystery"}, "has the architecture 'mystery'; GGUF files of command-r, gemma, "),
+        ({"llama.block_count": None}, "has no metadata 'llama.block_count', which 'llama' needs"),
+        ({"llama.feed_forward_length": [96, 128]}, r"layers of .* differ in feed_forward_length: \[96, 128\]"),
+        ({"llama.rope.scaling.type": "odd"}, "scales its rotary embedding by 'odd', which is not supported"),
+        ({"tokenizer.ggml.pre": "strange"}, "splits texts by the rule 'strange', .* pass tokenizer="),
+        ({"tokenizer.ggml.model": "rwkv"}, "has a tokenizer of kind 'rwkv'; byte-level BPE"),
+        ({"general.architecture": None}, "names no architecture"),
+    ],
+)
+def test_metadata_that_is_not_understood_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    model = tiny_model("llama")
+    metadata = {key: value for key, value in (metadata_of(model, "llama") | change).items() if value is not None}
+    with pytest.raises(ModelError, match=message):
+        resolve(write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, "llama")))
