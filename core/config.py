@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, shortened
 
 if TYPE_CHECKING:
     from graftlm.core.kv.radix import Node
@@ -66,12 +66,36 @@ def _as_tuple(value: Any, name: str, kind: str) -> tuple[Any, ...]:
 def _as_bias(given: Any) -> dict[int, float]:
     """Return the bias of each token id's logit; ids may be strings, as in JSON."""
     try:
-        bias = {int(token): float(value) for token, value in given.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"logit_bias is {given!r}; give token ids and what to add to their logits") from error
-    wrong = next((token for token, value in bias.items() if math.isnan(value)), None)
-    _check(wrong is None, f"logit_bias of token {wrong} is nan; give a number")
+        bias = {token if type(token) is int else _as_id(token): float(value) for token, value in given.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"logit_bias is {shortened(given)}; give token ids and what to add to their logits"
+        ) from error
+    for token, value in bias.items():
+        _check(
+            0 <= token < _MOST_IDS, f"logit_bias names token id {shortened(token)}; ids are 0 to the vocabulary's last"
+        )
+        _check(not math.isnan(value), f"logit_bias of token {token} is nan; give a number")
+        _check(
+            -_MOST_BIAS <= value <= _MOST_BIAS or value == -math.inf,
+            f"logit_bias of token {token} is {value}; it must lie between -1e20 and 1e20, or be -inf for never",
+        )
     return bias
+
+
+def _as_id(token: Any) -> int:
+    if isinstance(token, str):
+        return int(token)
+    if isinstance(token, bool) or not isinstance(token, Integral):
+        raise ValueError(token)
+    return int(token)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 @dataclass(frozen=True)
@@ -240,6 +264,10 @@ class EngineConfig:
 _WHOLE = ("max_tokens", "min_tokens", "top_k", "n", "seed", "top_logprobs", "max_retries")
 _REAL = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "timeout")
 _OPTIONAL = frozenset({"max_tokens", "seed", "timeout"})
+_MOST_IDS = 2**31
+_MOST_BIAS = 1e20
+"""Largest bias: a logit with it, divided by the lowest temperature, stays a float32."""
+_MOST_PENALTY = 1e6
 
 
 @dataclass(frozen=True)
@@ -309,8 +337,7 @@ class SamplingParams:
             value = getattr(self, name)
             if type(value) is float and math.isfinite(value) or (value is None and name in _OPTIONAL):
                 continue
-            finite = isinstance(value, Real) and math.isfinite(value)
-            _check(finite, f"{name} is {value!r}; it must be a finite number")
+            _check(_is_finite(value), f"{name} is {shortened(value)}; it must be a finite number")
         _check_switch("ignore_eos", self.ignore_eos)
         _check_switch("bounded_numbers", self.bounded_numbers)
         _check_switch("logprobs", self.logprobs, hint="; top_logprobs takes a number")
@@ -347,6 +374,16 @@ class SamplingParams:
         _check(self.max_retries >= 0, f"max_retries is {self.max_retries}; it must be 0 or more")
         _check(self.top_logprobs >= 0, f"top_logprobs is {self.top_logprobs}; it must be 0 or more")
         _check(self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}; it must be above 0")
+        _check(
+            1 / _MOST_PENALTY <= self.repetition_penalty <= _MOST_PENALTY,
+            f"repetition_penalty is {self.repetition_penalty}; it must lie between 1e-6 and 1e6, usually near 1",
+        )
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _check(
+                abs(value) <= _MOST_PENALTY,
+                f"{name} is {value}; it must lie between -1e6 and 1e6, usually between -2 and 2",
+            )
         _check(self.timeout is None or self.timeout > 0, f"timeout is {self.timeout}; it must be above 0 seconds")
         _check(all(isinstance(s, str) and s for s in self.stop), "stop strings must be non-empty text")
 

@@ -122,3 +122,12 @@ def failure_of(error: BaseException) -> GraftError:
     failure = EngineError(f"the request's own grammar, matcher or tokenizer failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
+
+
+def shortened(value: Any, most: int = 100) -> str:
+    """Return the text of a value for a message, `most` characters of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -15,7 +15,7 @@ from graftlm.core.hub import near_names, only_local, why_not
 from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.gguf.folder import description_folder, find_gguf
 from graftlm.core.model.known_models import find
-from graftlm.core.text.tokenizer import Tokenizer
+from graftlm.core.text.tokenizer import Tokenizer, ends_of
 
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _UNLIMITED = 32_768
@@ -122,8 +122,7 @@ def _tokenizer(given: Any, source: str, config: EngineConfig, model: nn.Module |
     else:
         wrapped = Tokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    eos_ids = [eos] if isinstance(eos, int) else list(eos or ())
-    wrapped.eos_token_ids = tuple(dict.fromkeys([*wrapped.eos_token_ids, *map(int, eos_ids)]))
+    wrapped.eos_token_ids = tuple(dict.fromkeys([*wrapped.eos_token_ids, *ends_of(eos)]))
     return wrapped
 
 

@@ -83,6 +83,8 @@ class KnownModel:
 
     @classmethod
     def _described(cls, loaded: LoadedModel) -> KnownModel:
+        from graftlm.core.text.tokenizer import ends_of
+
         own: Any = loaded.model
         described = json.loads(loaded.hf_config.to_json_string(use_diff=False))
         for name in ("_name_or_path", "transformers_version"):  # neither affects the computation
@@ -97,7 +99,7 @@ class KnownModel:
             described,
             str(loaded.dtype).removeprefix("torch."),
             tied,
-            (eos,) if isinstance(eos, int) else tuple(eos or ()),
+            tuple(ends_of(eos)),
             Rotations(tuple(rotary.inv_freq.tolist()), float(rotary.attention_scaling)),
         )
 

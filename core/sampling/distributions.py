@@ -24,6 +24,9 @@ NUCLEUS_WIDTHS = (64, 1024)
 BLOCK = 1024
 """Columns that are summed together where a row is searched for a random number."""
 
+_TEMPERATURES = (1e-30, 1e30)
+"""Temperatures that float32 holds. Lower ones draw the same tokens, higher ones too."""
+
 _MASK_64 = (1 << 64) - 1
 
 
@@ -50,8 +53,9 @@ def drawing(sequences: Seq[Sequence], num_samples: int = 1) -> tuple[torch.Tenso
     -> float32 [num_rows, 3]: temperature, top_p, min_p; float32 [num_rows, num_samples]: uniforms
     """
     wanted = [s.request.sampling for s in sequences]
-    params = np.array([(s.temperature, s.top_p, s.min_p) for s in wanted], np.float32)
-    return torch.from_numpy(params), torch.from_numpy(uniforms_of(sequences, num_samples))
+    params = np.array([(s.temperature, s.top_p, s.min_p) for s in wanted])
+    np.clip(params[:, 0], *_TEMPERATURES, out=params[:, 0])
+    return torch.from_numpy(params.astype(np.float32)), torch.from_numpy(uniforms_of(sequences, num_samples))
 
 
 def draw(

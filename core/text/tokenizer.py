@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.chat.messages import Message, to_messages, to_template_dicts
-from graftlm.core.errors import ConfigError, GraftError, ModelError, RequestTooLong, failure_of
+from graftlm.core.errors import ConfigError, GraftError, ModelError, RequestTooLong, failure_of, shortened
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.text.batch_encoder import BLOCK_CHARS, LONG_CHARS, BatchEncoder
 from graftlm.core.text.detokenizer import Detokenizer
@@ -21,6 +21,24 @@ from graftlm.core.text.token_bytes import SPACE_MARK, byte_table, table_is_exact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+GENERATION_FILE = "generation_config.json"
+_MOST_IDS = 2**31
+
+
+def ends_of(given: Any) -> list[int]:
+    """Return the ids in `eos_token_id` of a generation configuration; -1 stands for none.
+
+    Raises: ModelError for a value that is no id and no list of ids.
+    """
+    values = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < _MOST_IDS:
+            raise ModelError(
+                f"{GENERATION_FILE} has eos_token_id {shortened(given)}; give a token id, or a list of ids"
+            )
+    return [value for value in values if value >= 0]
 
 
 class Tokenizer:
@@ -47,13 +65,17 @@ class Tokenizer:
         local = only_local(path)
         try:
             hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=local)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # odd files raise any error in transformers
             raise ModelError(f"no tokenizer could be loaded from {path!r}: {why_not(path, error)}") from error
         try:
             eos = GenerationConfig.from_pretrained(path, local_files_only=local).eos_token_id
-        except (OSError, ValueError):
-            eos = None
-        eos_ids = [eos] if isinstance(eos, int) else eos or ()
+        except Exception as error:
+            if os.path.exists(os.path.join(path, GENERATION_FILE)) or not isinstance(error, (OSError, ValueError)):
+                raise ModelError(
+                    f"{GENERATION_FILE} of {path!r} cannot be read ({type(error).__name__}: {error}); mend or remove it"
+                ) from error
+            eos = None  # there is none
+        eos_ids = ends_of(eos)
         known = KnownTokenizer.of(path, hf, eos_ids) if not trust_remote_code else None
         if known is not None:
             known.keep(path)

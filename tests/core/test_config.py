@@ -42,6 +42,18 @@ from graftlm.core.errors import ConfigError
         ({"regex": "a", "choices": ["b"]}, "regex and choices were both given"),
         ({"min_tokens": 9, "max_tokens": 3}, r"min_tokens \(9\) is above max_tokens \(3\)"),
         ({"timeout": 0}, "timeout is 0; it must be above 0 seconds"),
+        ({"logit_bias": {3: 1e308}}, "logit_bias of token 3 is 1e.308; it must lie between -1e20 and 1e20"),
+        ({"logit_bias": {3: float("inf")}}, "logit_bias of token 3 is inf; it must lie between"),
+        ({"logit_bias": {3: 10**2000}}, "logit_bias is {3: 1000"),
+        ({"logit_bias": {2**64: 1.0}}, "logit_bias names token id 18446744073709551616"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias names token id -1"),
+        ({"logit_bias": {1.5: 1.0}}, "logit_bias is {1.5: 1.0}"),
+        ({"logit_bias": {True: 1.0}}, "logit_bias is {True: 1.0}"),
+        ({"presence_penalty": -1e39}, "presence_penalty is -1e.39; it must lie between -1e6 and 1e6"),
+        ({"frequency_penalty": 1e39}, "frequency_penalty is 1e.39; it must lie between -1e6 and 1e6"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty is 1e-50; it must lie between 1e-6 and 1e6"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty is 1e.39; it must lie between 1e-6 and 1e6"),
+        ({"temperature": 10**2000}, "temperature is 1000.*; it must be a finite number"),
     ],
 )
 def test_a_wrong_sampling_value_is_named_with_what_it_must_be(options: dict[str, Any], message: str) -> None:
@@ -53,6 +65,10 @@ def test_numbers_of_numpy_and_ids_as_text_are_taken() -> None:
     params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), logit_bias={"7": -100})  # type: ignore[dict-item]
     assert params.max_tokens == 3
     assert params.logit_bias == {7: -100.0}
+
+
+def test_a_bias_of_minus_infinity_forbids_a_token() -> None:
+    assert SamplingParams(logit_bias={3: float("-inf")}).logit_bias == {3: float("-inf")}
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:

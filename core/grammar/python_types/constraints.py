@@ -7,6 +7,8 @@ value in the text: a validator that changes the value is not followed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 from pydantic import ByteSize, EncodedBytes, EncodedStr
@@ -72,6 +74,16 @@ def refusal(schema: Mapping[str, Any]) -> str | None:
     if not str(getattr(function, "__module__", "")).startswith("pydantic."):
         return None
     return _REFUSED.get(function.__qualname__)
+
+
+def reads_own_text(schema: Schema) -> bool:
+    """Return True if a type of pydantic's own reads a text below the validators of `schema`."""
+    while True:
+        if isinstance(owner := owner_of(schema), (EncodedBytes, EncodedStr)) or owner is ByteSize:
+            return True
+        if schema["type"] not in _WRAPPED or schema["type"] == "json" or _WRAPPED[schema["type"]] not in schema:
+            return False
+        schema = schema[_WRAPPED[schema["type"]]]
 
 
 def owner_of(schema: Mapping[str, Any]) -> Any:
@@ -196,7 +208,7 @@ def _describes_itself(schema: Schema) -> bool:
 def _merged(schema: Schema, name: str, value: Any) -> Schema | None:
     """Return `schema` with one constraint more."""
     kind, found = schema["type"], _bare(schema)
-    if kind in ("date", "datetime", "time") and not _comparable(kind, value):
+    if name in _NUMERIC and not _comparable(kind, value):
         return None
     if kind in ("datetime", "time"):  # Python compares moments with an offset, or moments without
         wanted = "naive" if value.utcoffset() is None else "aware"
@@ -210,12 +222,18 @@ def _merged(schema: Schema, name: str, value: Any) -> Schema | None:
     if name == "multiple_of" and name in found and found[name] != value:
         return None
     if name in found and name in _LOOSEST:
-        value = _LOOSEST[name](found[name], value)
+        try:
+            value = _LOOSEST[name](found[name], value)
+        except TypeError:  # bounds that no value is compared with both
+            return None
     return {**found, name: value}
 
 
 def _comparable(kind: str, bound: Any) -> bool:
-    return type(bound).__name__ == kind
+    """Return True if Python compares values of a type with `bound`."""
+    if kind in ("date", "datetime", "time", "timedelta"):
+        return type(bound).__name__ == kind
+    return isinstance(bound, (int, float, Fraction) if kind == "fraction" else (int, float, Decimal, Fraction))
 
 
 def _compared(schema: Schema, name: str, bound: Any) -> Schema | None:

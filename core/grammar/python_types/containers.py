@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import SchemaValidator, core_schema, to_jsonable_python
 
-from graftlm.core.grammar.python_types.constraints import owner_of
+from graftlm.core.grammar.python_types.constraints import reads_own_text
 from graftlm.core.grammar.python_types.moments import limits
 from graftlm.core.grammar.python_types.range_patterns import integer_pattern, number_pattern
 from graftlm.core.grammar.python_types.refusals import UNSUPPORTED, refused
@@ -44,7 +44,7 @@ def _names(generator: Any, keys: Any) -> JsonSchemaValue | None:
     """Return the schema of the names that are read as keys, {} for any name, None if no name is."""
     schema = generator.below(keys)
     kind = schema["type"]
-    if owner_of(keys) is not None:  # a method of pydantic's own type
+    if reads_own_text(keys):
         return _strings(generator, generator.generate_inner(keys))
     if kind in ("literal", "enum"):
         return _finite_names(generator, schema)

@@ -12,6 +12,7 @@ from pydantic_core import core_schema
 
 from graftlm.core.grammar.python_types.range_patterns import NUMBER
 from graftlm.core.grammar.python_types.refusals import NOTHING
+from graftlm.core.grammar.python_types.texts import configured_lengths
 
 _MAX_DIGITS: Final = 17
 """Digits that float64 keeps apart. A decimal that may have more has no more than these."""
@@ -63,7 +64,8 @@ def byte_size_schema(generator: GenerateJsonSchema, schema: Any) -> JsonSchemaVa
     size = {"minimum": 0, **int_schema(generator, core_schema.int_schema(**bounds))}
     if bounds:
         return {"allOf": [size, {"minimum": 0}]}
-    return {"anyOf": [{"type": "string", "pattern": f"^{_BYTE_SIZE}$"}, size]}
+    lengths = configured_lengths(generator._config, {})
+    return {"anyOf": [{"type": "string", **lengths, "pattern": f"^{_BYTE_SIZE}$"}, size]}
 
 
 def _number(generator: GenerateJsonSchema, schema: Any) -> JsonSchemaValue:

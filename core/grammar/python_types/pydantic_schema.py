@@ -36,7 +36,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
     Raises: PydanticUserError where pydantic has no JSON schema for it.
     """
-    if hasattr(kind, "model_json_schema"):
+    if isinstance(kind, type) and hasattr(kind, "model_json_schema"):  # not Annotated, which passes on attributes
         described: dict[str, Any] = kind.model_json_schema(schema_generator=OutputSchema)
         return described
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
@@ -100,7 +100,7 @@ class OutputSchema(GenerateJsonSchema):
                 return self._constrained(schema, given)
             owner = constraints.owner_of(schema)
             if isinstance(owner, (EncodedBytes, EncodedStr)):
-                return texts.encoded_schema(owner, schema)
+                return texts.encoded_schema(self, owner, schema)
             if owner is ByteSize:
                 return numbers.byte_size_schema(self, schema)
         described = super().generate_inner(schema)
@@ -108,6 +108,8 @@ class OutputSchema(GenerateJsonSchema):
             described = refused(described, reason)
         if kind.endswith("-field") and (reason := self._field_refusal(schema)):
             described = refused(described, reason)
+        if kind == "lax-or-strict" and constraints.secret_of(schema) is SecretStr:
+            described = {**described, **texts.configured_lengths(self._config, described)}
         name = described.get("format", "")
         reads_any = kind == "str"  # a string with the format of pydantic's type
         if name not in networks.PATTERNS or "pattern" in described or reads_any:

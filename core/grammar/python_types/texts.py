@@ -28,6 +28,7 @@ def str_schema(generator: GenerateJsonSchema, schema: Any) -> JsonSchemaValue:
     more: list[JsonSchemaValue] = []
     patterns = [pattern for pattern in (schema.get("pattern"), *schema.get("patterns", ())) if pattern is not None]
     described.pop("pattern", None)
+    described |= configured_lengths(config, described)
     engine = schema.get("regex_engine") or config.regex_engine
     for pattern in patterns:
         text, beside = _of_dialect(pattern, engine)
@@ -46,6 +47,15 @@ def str_schema(generator: GenerateJsonSchema, schema: Any) -> JsonSchemaValue:
     if more and set(more[0]) == {"pattern"}:
         described["pattern"] = more.pop(0)["pattern"]
     return {**described, "allOf": more} if more else described
+
+
+def configured_lengths(config: Any, described: JsonSchemaValue) -> JsonSchemaValue:
+    """Return the lengths of `described` with those of the configuration, which pydantic applies to every string."""
+    found: JsonSchemaValue = {}
+    if least := max(config.str_min_length, described.get("minLength", 0)):
+        found["minLength"] = least
+    most = [length for length in (config.str_max_length, described.get("maxLength")) if length is not None]
+    return {**found, "maxLength": min(most)} if most else found
 
 
 def _of_dialect(pattern: Any, engine: str) -> tuple[str | None, str]:
@@ -97,17 +107,20 @@ def bytes_schema(generator: GenerateJsonSchema, schema: Any) -> JsonSchemaValue:
     return {**described, "anyOf": [{"pattern": _ASCII}, {"maxLength": described["maxLength"] // 4}]}  # of 4 bytes each
 
 
-def encoded_schema(encoding: EncodedBytes | EncodedStr, schema: Any) -> JsonSchemaValue:
+def encoded_schema(generator: Any, encoding: EncodedBytes | EncodedStr, schema: Any) -> JsonSchemaValue:
     """Return the schema of Base64 that decodes to as many bytes, or characters of ASCII, as the schema admits."""
+    config = generator._config
+    text = isinstance(encoding, EncodedStr)
     marks = {Base64Encoder: "+/", Base64UrlEncoder: "-_"}.get(encoding.encoder)
     if marks is None:
-        return refused(
-            {"type": "string"}, f"texts of {encoding.encoder.__name__} cannot be kept; use Base64Bytes, or a str"
-        )
-    pattern = base64_pattern(
-        marks, schema.get("min_length"), schema.get("max_length"), ascii_only=isinstance(encoding, EncodedStr)
-    )
-    return {"type": "string", "pattern": f"^({pattern})$"}
+        reason = f"texts of {encoding.encoder.__name__} cannot be kept; use Base64Bytes, or a str"
+        return refused({"type": "string"}, reason)
+    if config.str_to_lower or config.str_to_upper if text else config.val_json_bytes != "utf8":
+        return refused({"type": "string"}, "Base64 that the configuration changes first cannot be kept; use a str")
+    pattern = base64_pattern(marks, schema.get("min_length"), schema.get("max_length"), ascii_only=text)
+    read = generator.generate_inner(schema["schema"])
+    lengths = {name: read[name] for name in ("minLength", "maxLength") if name in read}
+    return {"type": "string", **lengths, "pattern": f"^({pattern})$"}
 
 
 def base64_pattern(marks: str, low: int | None = None, high: int | None = None, *, ascii_only: bool = False) -> str:

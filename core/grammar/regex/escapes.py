@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from graftlm.core.errors import GrammarError
+from graftlm.core.errors import GrammarError, shortened
 from graftlm.core.grammar.nodes.nodes import Range
 
 FLAGS = {"i": "ignore_case", "s": "dot_all", "m": "multiline", "x": "verbose", "a": "ascii_only"}
@@ -140,4 +140,4 @@ class Scanner:
 
     def _fail(self, reason: str, position: int | None = None) -> NoReturn:
         at = self._at if position is None else position
-        raise GrammarError(f"regex {self._text!r}, position {at}: {reason}", position=at)
+        raise GrammarError(f"regex {shortened(self._text)}, position {at}: {reason}", position=at)

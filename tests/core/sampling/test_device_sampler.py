@@ -15,6 +15,7 @@ from graftlm.core.errors import EngineError
 from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Request
 from graftlm.core.sampling.device_sampler import DeviceSampler
+from graftlm.core.sampling.distributions import Needs, draw, drawing
 from graftlm.core.sampling.sampler import Sampler, SampleRow
 from graftlm.core.sampling.step_masks import StepMasks
 from graftlm.core.sequence import Bounds, Sequence
@@ -90,3 +91,11 @@ def test_a_row_without_a_token_gets_its_error_alone(value: str, words: str, temp
 def test_rows_that_need_the_host_are_not_taken(sampling: dict[str, Any]) -> None:
     assert not DeviceSampler(1, CPU).takes(sequence_of(0, **sampling))
     assert DeviceSampler(1, CPU).takes(sequence_of(0, output=1, ahead=1, min_tokens=2))
+
+
+def test_a_temperature_that_float32_holds_as_zero_used_to_draw_by_chance() -> None:
+    values = torch.tensor([[0.5, 2.0, 1.0]])
+    params, uniforms = drawing([sequence_of(0, temperature=1e-320), sequence_of(0, temperature=1e308)])
+    assert bool((params[:, 0] > 0).all()) and bool(params.isfinite().all())
+    needs = Needs.of(SamplingParams(temperature=1e-320), few=False, masked=False)
+    assert draw(values, values.amax(dim=1), params[:1], uniforms[:1], needs).tolist() == [[1]]

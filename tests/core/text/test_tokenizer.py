@@ -48,6 +48,32 @@ def test_eos_ids_are_those_of_the_tokenizer_and_of_the_generation_config(tmp_pat
     assert Tokenizer.from_pretrained(str(tmp_path)).eos_token_ids == (IM_END, 257)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("null", "cannot be read"),
+        ("[]", "cannot be read"),
+        ("{", "cannot be read"),
+        ('{"pad_token_id": "x"}', "cannot be read"),
+        ('{"watermarking_config": 3}', "cannot be read"),
+        ('{"eos_token_id": ' + "[" * 9_999 + "]" * 9_999 + "}", "cannot be read"),
+        ('{"eos_token_id": "two"}', "has eos_token_id 'two'"),
+        ('{"eos_token_id": [1, "2"]}', r"has eos_token_id \[1, '2'\]"),
+        ('{"eos_token_id": [null]}', "has eos_token_id"),
+        ('{"eos_token_id": 1000000000000}', "has eos_token_id 1000000000000"),
+        ('{"eos_token_id": true}', "has eos_token_id True"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_an_odd_generation_config_used_to_raise_type_errors_or_to_lose_its_end(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        Tokenizer.from_pretrained(str(tmp_path))
+
+
 def test_a_folder_without_a_tokenizer_is_a_model_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no tokenizer could be loaded"):
         Tokenizer.from_pretrained(str(tmp_path))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from graftlm.core.errors import GrammarError
+from graftlm.core.errors import GrammarError, shortened
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
@@ -117,7 +117,8 @@ class SchemaReader:
             return ANYTHING if schema else NOTHING
         if not isinstance(schema, dict):
             raise GrammarError(
-                f"{pointer or '/'}: {schema!r} is not a schema; a schema is an object or a boolean", pointer=pointer
+                f"{pointer or '/'}: {shortened(schema)} is not a schema; a schema is an object or a boolean",
+                pointer=pointer,
             )
         self._depth += 1
         if self._depth > self._max_depth:
@@ -238,11 +239,13 @@ class SchemaReader:
     def _pattern(self, pattern: Any, pointer: str, keyword: str) -> str | None:
         """`pattern` if it can be kept."""
         if not isinstance(pattern, str):
-            raise GrammarError(f"{pointer}/{keyword}: {pattern!r} is not a pattern", pointer=f"{pointer}/{keyword}")
+            raise GrammarError(
+                f"{pointer}/{keyword}: {shortened(pattern)} is not a pattern", pointer=f"{pointer}/{keyword}"
+            )
         try:
             text_language.pattern_node(pattern)
         except GrammarError as error:
-            self.refuse(pointer, keyword, f"pattern {pattern!r}: {error}")
+            self.refuse(pointer, keyword, f"pattern {shortened(pattern)}: {error}")
             return None
         return pattern
 
@@ -256,7 +259,7 @@ class SchemaReader:
             prefix, first = items, rest
             items, rest = schema.get("additionalItems", True), f"{pointer}/additionalItems"
         if not isinstance(prefix, list):
-            raise GrammarError(f"{first}: {prefix!r} is not a list of schemas", pointer=first)
+            raise GrammarError(f"{first}: {shortened(prefix)} is not a list of schemas", pointer=first)
         shape = Array(
             prefix=tuple(self.read(item, f"{first}/{i}") for i, item in enumerate(prefix)),
             items=self.read(items, rest),
@@ -370,7 +373,8 @@ class SchemaReader:
             values = schema[keyword] if keyword == "enum" else [schema[keyword]]
             if not isinstance(values, list) or not values:
                 raise GrammarError(
-                    f"{pointer}/enum: {values!r} is not a list of values; give at least one", pointer=f"{pointer}/enum"
+                    f"{pointer}/enum: {shortened(values)} is not a list of values; give at least one",
+                    pointer=f"{pointer}/enum",
                 )
             texts = dict.fromkeys(map(compact, values))
             check()

@@ -14,6 +14,7 @@ from pydantic import (
     Base64Str,
     Base64UrlStr,
     BaseModel,
+    ByteSize,
     ConfigDict,
     EncodedStr,
     EncoderProtocol,
@@ -61,6 +62,17 @@ def test_a_blank_used_to_pass_for_a_name_and_blanks_inside_stay() -> None:
     kind = constr(strip_whitespace=True, min_length=1)
     assert not admits(kind, " ") and not admits(kind, "\u2003") and not admits(kind, "")
     assert admits(kind, "a") and admits(kind, "a b")
+
+
+class Configured(BaseModel):
+    model_config = ConfigDict(str_min_length=2, str_max_length=4)
+    name: Annotated[str, Field(min_length=1)]
+    secret: SecretStr
+    size: ByteSize
+
+
+def test_lengths_of_the_configuration_used_to_be_dropped_for_secrets_and_sizes() -> None:
+    assert_read(Configured, 40)
 
 
 @pytest.mark.parametrize("pattern", [r"^\W$", r"^[^\w]+$", r"^\D$", r"^\S$", r"^[^\s]$", r"^a\b", r"^[\S]+$"])
