@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from graftlm.core.answer_format import schema_of_format
 from graftlm.core.chat.messages import Message
+from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tools import Tool, named_apart
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.config import EndpointConfig
+from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime
 
 SAMPLING = tuple(field.name for field in fields(SamplingParams))
@@ -132,6 +134,23 @@ def tool_request(
     if not read.parallel:
         fields["parallel_tool_calls"] = False
     return ToolRequest(list(messages), [tool.to_openai() for tool in tools], fields, sampling, None)
+
+
+def with_thinking(runtime: Any, request: Request, options: Mapping[str, Any] | None = None) -> Request:
+    """Return a request of messages with the markers of its model's thinking.
+
+    options  arguments of the chat template; an endpoint gets them as `chat_template_kwargs`
+    Raises ConfigError if the template refuses them.
+    """
+    if getattr(runtime, "endpoint", None) is not None:
+        fields = {**request.tool_fields, "chat_template_kwargs": dict(options)} if options else request.tool_fields
+        return replace(request, tool_fields=fields)
+    tokenizer = runtime.tokenizer
+    thinking = ThinkingFormat.learn(tokenizer, options) if tokenizer.has_chat_template else None
+    if not options:
+        return request if thinking is None else replace(request, thinking=thinking)
+    text = tokenizer.render(request.prompt, request.tools, options=options)
+    return replace(request, prompt=text, tools=None, thinking=thinking)
 
 
 def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, Any]]:

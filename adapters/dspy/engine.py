@@ -27,6 +27,7 @@ from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.adapters.dspy.sharing import shared
 from graftlm.core.call_options import ToolRequest, tool_request
+from graftlm.core.chat.thinking import ThinkingFormat, split_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import parse_completion
 from graftlm.core.chat.tools import Tool
@@ -50,6 +51,7 @@ class _Call:
     pieces  the pieces of the reply if probabilities are measured; else empty.
     listed  tools for an endpoint.
     reply   the fields that an endpoint's answer must contain.
+    thinking, thinking_budget  as in Request.
     """
 
     model: str
@@ -61,6 +63,8 @@ class _Call:
     judged: bool = False
     listed: ToolRequest | None = None
     reply: Reply | None = None
+    thinking: ThinkingFormat | None = None
+    thinking_budget: int | None = None
 
     def request(self, *, stream: bool = False) -> Request:
         if stream and self.sampling.n > 1:
@@ -69,8 +73,9 @@ class _Call:
         if stream and self.pieces:
             message = "a stream has no probabilities; leave probabilities out, or do not stream"
             raise wire.unsupported(message, "probabilities")
+        thinking = {"thinking": self.thinking, "thinking_budget": self.thinking_budget}
         if self.listed is None:
-            return Request(self.prompt, self.sampling, stream=stream)
+            return Request(self.prompt, self.sampling, stream=stream, **thinking)  # type: ignore[arg-type]
         tools, fields = self.listed.listed, self.listed.fields
         return Request(self.prompt, self.sampling, stream=stream, tools=tools, tool_fields=fields)
 
@@ -132,6 +137,7 @@ class _EngineBase:
         options = {**kept, **wire.sampling_options(request)}
         native = wire.native_extensions(config)
         tools, form, prompt = self._prompt(request)
+        thinking, reasoning = self._thinking(request), config.reasoning
         options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(prompt))
         listed: ToolRequest | None = None
         pieces: tuple[Lowered | Decision, ...] = ()
@@ -171,7 +177,18 @@ class _EngineBase:
             sampling, key = replace(sampling, n=n), None
         at_endpoint = self.runtime.endpoint is not None and not tools
         reply = Reply.of(prompt, sampling) if at_endpoint else None
-        return _Call(request.model, prompt, sampling, key, form, pieces, judged, listed, reply)
+        budget = reasoning.thinking_budget if reasoning is not None else None
+        return _Call(request.model, prompt, sampling, key, form, pieces, judged, listed, reply, thinking, budget)
+
+    def _thinking(self, request: lm15.Request) -> ThinkingFormat | None:
+        """Return the markers of the model's thinking. Raises for `reasoning` of a model that has none."""
+        options, found = wire.template_options(request), None
+        if self.runtime.endpoint is None and self.runtime.tokenizer.has_chat_template:
+            found = ThinkingFormat.learn(self.runtime.tokenizer, options)
+        if found is None and options.get("enable_thinking"):
+            message = "reasoning needs a model whose chat template has markers of thinking; leave it out"
+            raise wire.unsupported(message, "reasoning")
+        return found
 
     def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, Any]:
         messages, tools = wire.native_messages(request), wire.native_tools(request)
@@ -186,7 +203,9 @@ class _EngineBase:
             # DSPy's own format of conversations for text completion models
             text = "\n\n".join([*(message.text for message in messages), "BEGIN RESPONSE:"])
             return tools, form, self.runtime.processor.encode(text)
-        return tools, form if tools else None, self.runtime.processor.encode(messages, listed)
+        options = wire.template_options(request)
+        prompt = tokenizer.render(messages, listed, options=options) if options else messages
+        return tools, form if tools else None, self.runtime.processor.encode(prompt, None if options else listed)
 
     def _max_tokens(self, wanted: int | None, num_prompt_tokens: int) -> int:
         if self.runtime.endpoint is not None:
@@ -253,9 +272,13 @@ class _EngineBase:
         return self._response(call, replace(first, usage=completion.usage, completions=[]))
 
     def _response(self, call: _Call, completion: Completion) -> lm15.Response:
-        said = parse_completion(call.form, completion)
+        said = parse_completion(call.form, completion, call.thinking)
         wire.check_calls(said)
-        return wire.response(call.model, replace(completion, text=said.content), said.calls)
+        others = completion.completions
+        if call.thinking is not None:
+            others = [replace(one, text=split_thinking(call.thinking, one.text)[1]) for one in others]
+        content = replace(completion, text=said.content, completions=others)
+        return wire.response(call.model, content, said.calls, said.thinking)
 
     def _measured(self, call: _Call) -> lm15.Response:
         reply = measure(self.runtime, call.prompt, call.pieces, call.sampling)
@@ -286,7 +309,7 @@ class Engine(_EngineBase):
         """Yield lm15's stream events. Closing the iterator frees the request's KV."""
         with _translated():
             call = self._prepare(request)
-            events = wire.Events(call.model, call.form)
+            events = wire.Events(call.model, call.form, call.thinking)
             yield events.start()
             with self.runtime.submit_stream(call.request(stream=True)) as chunks:
                 for chunk in chunks:
@@ -321,7 +344,7 @@ class AsyncEngine(_EngineBase):
         with _translated():
             slow = self._must_compile(request)
             call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request)
-            events = wire.Events(call.model, call.form)
+            events = wire.Events(call.model, call.form, call.thinking)
             yield events.start()
             async for chunk in self.runtime.submit_astream(call.request(stream=True)):
                 for event in events.of(chunk):

@@ -12,6 +12,7 @@ from typing import Any
 from dspy import lm15
 from graftlm.core import errors
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall
+from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import AnswerReader, ParsedAnswer
 from graftlm.core.chat.tools import Tool
@@ -99,9 +100,8 @@ def native_extensions(config: lm15.Config) -> dict[str, Any]:
 def sampling_options(request: lm15.Request) -> dict[str, Any]:
     """Return the keywords of `SamplingParams` that a request sets, constraints included; `max_tokens` is unchanged."""
     config = request.config
-    for name in ("reasoning", "service_tier", "user_id", "store"):
-        value = getattr(config, name)
-        if value is not None and not (name == "reasoning" and value.effort == "off"):
+    for name in ("service_tier", "user_id", "store"):
+        if getattr(config, name) is not None:
             raise unsupported(f"{name} is a provider's setting; a model in this process has none", name)
     if config.cache is not None and config.cache != lm15.CacheConfig(prefix=config.cache.prefix):
         raise unsupported("prefixes are always reused; prompt_cache can only be CacheConfig()", "prompt_cache")
@@ -201,9 +201,20 @@ def _type_of(annotation: str) -> dict[str, Any]:
 # -- responses -------------------------------------------------------------------------------------------------
 
 
-def response(model: str, completion: Completion, calls: Sequence[ToolCall] = ()) -> lm15.Response:
+def template_options(request: lm15.Request) -> dict[str, Any]:
+    """Return the arguments of the chat template that `reasoning` stands for."""
+    reasoning = request.config.reasoning
+    if reasoning is None:
+        return {}
+    if reasoning.effort == "off":
+        return {"enable_thinking": False, "thinking": False}
+    return {"enable_thinking": True, "thinking": True, "reasoning_effort": reasoning.effort}
+
+
+def response(model: str, completion: Completion, calls: Sequence[ToolCall] = (), thinking: str = "") -> lm15.Response:
     """Build the lm15 response. With n > 1 the other texts are in its `provider_data["graftlm"]["texts"]`."""
-    parts: list[Any] = [lm15.TextPart(completion.text)] if completion.text or not calls else []
+    parts: list[Any] = [lm15.ThinkingPart(thinking)] if thinking else []
+    parts += [lm15.TextPart(completion.text)] if completion.text or not calls else []
     parts += [lm15.ToolCallPart(call.id, call.name, call.arguments) for call in calls]
     return lm15.Response(
         id=f"{PROVIDER}-{completion.request_id}",
@@ -280,9 +291,9 @@ def split_at_headers(text: str) -> list[str]:
 class Events:
     """The stream events of one answer; tool calls are separated from text."""
 
-    def __init__(self, model: str, form: ToolFormat | None) -> None:
+    def __init__(self, model: str, form: ToolFormat | None, thinking: ThinkingFormat | None = None) -> None:
         self._model = model
-        self._reader = AnswerReader(form)
+        self._reader = AnswerReader(form, thinking)
 
     def start(self) -> lm15.StreamStartEvent:
         return lm15.StreamStartEvent(id=f"{PROVIDER}-stream", model=self._model)
@@ -294,7 +305,10 @@ class Events:
 
     def _deltas(self, chunk: Chunk) -> Iterator[Any]:
         logprobs = tuple(token_logprobs(chunk.logprobs or ()))
-        for delta in self._reader.read(chunk):
+        deltas = self._reader.read(chunk)
+        if self._reader.thought:
+            yield lm15.StreamDeltaEvent(lm15.ThinkingDelta(self._reader.thought))
+        for delta in deltas:
             if delta.index is None:
                 for piece in split_at_headers(delta.text):
                     yield lm15.StreamDeltaEvent(lm15.TextDelta(piece, logprobs=logprobs))

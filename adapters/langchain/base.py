@@ -31,6 +31,7 @@ class GraftSettings(BaseModel):
     on_unsupported   for keywords of a schema that no grammar supports: "error", the default, raises; "warn" drops them;
                      "check" validates the finished text with jsonschema and repeats the request up to `max_retries`
                      times.
+    chat_template_kwargs  arguments of the chat template, such as {"enable_thinking": False}.
     max_retries      repetitions of requests to `base_url`, in one loop, and of answers that fail their check.
     """
 
@@ -61,6 +62,7 @@ class GraftSettings(BaseModel):
     max_retries: int = 2
     streaming: bool = False
     stream_usage: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further sampling parameters, by their names in `graftlm.SamplingParams`."""
 
@@ -98,7 +100,14 @@ class GraftSettings(BaseModel):
     def _identifying_params(self) -> dict[str, Any]:
         """All parameters that change an answer; LangChain's cache uses them as its key."""
         sampling = call_options.sampling_set_on(self)
-        return {"model_name": self.model_name, **sampling, **self.model_kwargs, **self._options_for_cache_key()}
+        options = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
+        return {
+            "model_name": self.model_name,
+            **sampling,
+            **self.model_kwargs,
+            **options,
+            **self._options_for_cache_key(),
+        }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params: LangSmithParams = super()._get_ls_params(stop=stop or self._stop_list(), **kwargs)  # type: ignore[misc]

@@ -54,7 +54,9 @@ def _distinct(callbacks: Sequence[Any]) -> list[Any]:
 
 def _is_plain(call: Call) -> bool:
     """Return True for one answer to texts: LangChain rewrites messages with images before a model gets them."""
-    return call.request.sampling.n == 1 and all(isinstance(message.content, str) for message in call.request.prompt)
+    prompt = call.request.prompt
+    texts = isinstance(prompt, str) or all(isinstance(message.content, str) for message in prompt)
+    return call.request.sampling.n == 1 and texts
 
 
 def _named(message: AIMessage, config: RunnableConfig) -> AIMessage:

@@ -35,7 +35,7 @@ from graftlm.adapters.langchain.schemas import (
     named_schema,
     openai_tool,
 )
-from graftlm.core.call_options import answer_schema, tool_request
+from graftlm.core.call_options import answer_schema, tool_request, with_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice
 from graftlm.core.chat.tool_parser import AnswerReader, parse_completion
@@ -91,20 +91,22 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     def _prepare(self, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Call:
         model = options.pop("model", None)
         given = {name: value for name, value in options.items() if name not in CALL_OPTIONS}
+        template = given.pop("chat_template_kwargs", self.chat_template_kwargs)
         tools = tuple(Tool.from_openai(tool) for tool in given.pop("tools", None) or ())
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
         answer = answer_schema(given.pop("response_format", None), kept_schema)
         runtime = self.runtime_for(model)
         native = native_messages(messages)
         if not (tools or choice or answer is not None or any(m.tool_calls or m.role == "tool" for m in native)):
-            return Call(runtime, Request(native, self._sampling(stop, given)), model or self.model_name)
+            request = with_thinking(runtime, Request(native, self._sampling(stop, given)), template)
+            return Call(runtime, request, model or self.model_name)
         kept = given.get("on_unsupported") or self.on_unsupported or "error"
         bounded = {**self.model_kwargs, **given}.get("bounded_numbers", True)
         keeping = {"on_unsupported": kept, "bounded_numbers": bounded}
         asked = tool_request(runtime, native, tools, choice, parallel=parallel, answer=answer, **keeping)
         sampling = self._sampling(stop, given | asked.sampling)
         request = Request(asked.messages, sampling, tools=asked.listed, tool_fields=asked.fields)
-        return Call(runtime, request, model or self.model_name)
+        return Call(runtime, with_thinking(runtime, request, template), model or self.model_name)
 
     def _form(self, call: Call, options: Mapping[str, Any]) -> ToolFormat | None:
         """Return the model's format of tool calls; None for a call without tools, or at an endpoint."""
@@ -115,7 +117,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     def _result(self, call: Call, completion: Completion, form: ToolFormat | None) -> ChatResult:
         generations = []
         for index, item in enumerate(completion.completions or [completion]):
-            text = parse_completion(form, item)
+            text = parse_completion(form, item, call.request.thinking)
             message = ai_message(item, text, call.model_name, completion.usage if index == 0 else None)
             info = {"finish_reason": message.response_metadata["finish_reason"]}
             generations.append(ChatGeneration(message=message, generation_info=info))
@@ -124,7 +126,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
 
     def _message(self, call: Call, completion: Completion, options: dict[str, Any]) -> AIMessage:
         form = self._form(call, options)
-        text = parse_completion(form, completion)
+        text = parse_completion(form, completion, call.request.thinking)
         message = ai_message(completion, text, call.model_name, completion.usage)
         message.response_metadata["token_usage"] = token_usage([completion.usage])
         return message
@@ -270,11 +272,15 @@ class _StreamReader:
 
     def __init__(self, call: Call, form: ToolFormat | None, with_usage: bool) -> None:
         self._call = call
-        self._reader = AnswerReader(form)
+        self._reader = AnswerReader(form, call.request.thinking)
         self._with_usage = with_usage
 
     def read(self, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
         messages = [message_chunk(delta) for delta in self._reader.read(chunk)]
+        if self._reader.thought:
+            messages.insert(
+                0, AIMessageChunk(content="", additional_kwargs={"reasoning_content": self._reader.thought})
+            )
         if chunk.logprobs is not None:
             messages = messages or [AIMessageChunk(content="")]
             messages[0].response_metadata = {"logprobs": logprobs_content(chunk.logprobs)}

@@ -51,7 +51,9 @@ def _native(message: BaseMessage, index: int) -> list[Message]:
             return [*told, Message("user", _content(rest, index), name=message.name)]
         case AIMessage():
             calls = tuple(ToolCall(c["id"] or "", c["name"], dict(c["args"])) for c in message.tool_calls)
-            return [Message("assistant", _content(message.content, index), tool_calls=calls, name=message.name)]
+            thinking = message.additional_kwargs.get("reasoning_content")
+            content = _content(message.content, index)
+            return [Message("assistant", content, calls, name=message.name, thinking=thinking or "")]
         case SystemMessage():
             return [Message("system", _content(message.content, index), name=message.name)]
         case ToolMessage():
@@ -148,6 +150,7 @@ def ai_message(completion: Completion, tool_text: ParsedAnswer, model_name: str,
     finish_reason = "tool_calls" if tool_text.calls else completion.finish_reason
     return AIMessage(
         content=tool_text.content,
+        additional_kwargs={"reasoning_content": tool_text.thinking} if tool_text.thinking else {},
         tool_calls=[
             LangChainToolCall(name=c.name, args=c.arguments, id=c.id, type="tool_call") for c in tool_text.calls
         ],

@@ -61,6 +61,7 @@ class GraftLLM(StructuredPrediction):
     parameters may be given to the constructor, in `additional_kwargs` and to each call; unknown ones raise.
 
     runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.
+    chat_template_kwargs  arguments of the chat template, such as {"enable_thinking": False}.
     context_window   in tokens; None reads it from the model, or is 3,900 at an endpoint.
     on_unsupported   for keywords of a schema that no grammar supports: "error", the default, raises; "warn" drops them;
                      "check" validates the finished text with jsonschema and repeats the request up to `max_retries`
@@ -87,6 +88,7 @@ class GraftLLM(StructuredPrediction):
     context_window: int | None = None
     is_chat_model: bool | None = None
     is_function_calling_model: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
     additional_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -156,6 +158,7 @@ class GraftLLM(StructuredPrediction):
         tools = tuple(map(Tool.from_openai, given.pop("tools", None) or ()))
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
         answer = call_options.answer_schema(given.pop("response_format", None), _json_schema)
+        template = given.pop("chat_template_kwargs", self.chat_template_kwargs)
         kept = given.get("on_unsupported") or self.on_unsupported or "error"
         as_text = self.messages_to_prompt is not generic_messages_to_prompt or not _is_chat(self, runtime)
         asked = call_options.tool_request(
@@ -172,7 +175,8 @@ class GraftLLM(StructuredPrediction):
         if as_text:
             assert self.messages_to_prompt is not None  # the base class sets its default
             return Request(self.messages_to_prompt(messages), sampling), asked.form
-        return Request(asked.messages, sampling, tools=asked.listed, tool_fields=asked.fields), asked.form
+        request = Request(asked.messages, sampling, tools=asked.listed, tool_fields=asked.fields)
+        return call_options.with_thinking(runtime, request, template), asked.form
 
     def _text_request(self, prompt: str, formatted: bool, given: dict[str, Any]) -> Request:
         """Return the request of a completion: a formatted prompt unchanged, any other as one message of the user."""
@@ -188,19 +192,21 @@ class GraftLLM(StructuredPrediction):
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         with call_errors():
             request, form = self._chat_request(messages, kwargs)
-            return chat_response(self.model, self.runtime_for().complete(request), form)
+            return chat_response(self.model, self.runtime_for().complete(request), form, request.thinking)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         with call_errors():
             request, form = self._chat_request(messages, kwargs)
-            return chat_response(self.model, await loop_batching.complete(self.runtime_for(), request), form)
+            return chat_response(
+                self.model, await loop_batching.complete(self.runtime_for(), request), form, request.thinking
+            )
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         with call_errors():
             request, form = self._chat_request(messages, kwargs)
-        reader = ChatReader(self.model, form)
+        reader = ChatReader(self.model, form, request.thinking)
 
         def read() -> ChatResponseGen:
             with call_errors(), self.runtime_for().submit_stream(request) as chunks:
@@ -213,7 +219,7 @@ class GraftLLM(StructuredPrediction):
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         with call_errors():
             request, form = self._chat_request(messages, kwargs)
-        reader = ChatReader(self.model, form)
+        reader = ChatReader(self.model, form, request.thinking)
 
         async def read() -> ChatResponseAsyncGen:
             with call_errors():
@@ -227,19 +233,21 @@ class GraftLLM(StructuredPrediction):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         with call_errors():
             request = self._text_request(prompt, formatted, kwargs)
-            return completion_response(self.model, self.runtime_for().complete(request))
+            return completion_response(self.model, self.runtime_for().complete(request), request.thinking)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         with call_errors():
             request = self._text_request(prompt, formatted, kwargs)
-            return completion_response(self.model, await loop_batching.complete(self.runtime_for(), request))
+            return completion_response(
+                self.model, await loop_batching.complete(self.runtime_for(), request), request.thinking
+            )
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         with call_errors():
             request = self._text_request(prompt, formatted, kwargs)
-        reader = CompletionReader(self.model)
+        reader = CompletionReader(self.model, request.thinking)
 
         def read() -> CompletionResponseGen:
             with call_errors(), self.runtime_for().submit_stream(request) as chunks:
@@ -252,7 +260,7 @@ class GraftLLM(StructuredPrediction):
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         with call_errors():
             request = self._text_request(prompt, formatted, kwargs)
-        reader = CompletionReader(self.model)
+        reader = CompletionReader(self.model, request.thinking)
 
         async def read() -> CompletionResponseAsyncGen:
             with call_errors():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
+from graftlm.core.chat.thinking import ThinkingFormat, split_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import AnswerReader, InvalidCall, ParsedAnswer, parse_completion
 from graftlm.core.errors import ConfigError
@@ -59,7 +60,8 @@ def _native(message: ChatMessage, index: int) -> Message:
         calls = [_legacy_call(call, index) for call in told.get("tool_calls") or ()]
     text_only = all(isinstance(part, TextPart) for part in parts)
     content = "\n".join(part.text for part in parts if isinstance(part, TextPart)) if text_only else tuple(parts)
-    return Message(_ROLES[message.role], content, tuple(calls), told.get("tool_call_id"), told.get("name"))
+    thinking = "".join(block.content or "" for block in message.blocks if isinstance(block, ThinkingBlock))
+    return Message(_ROLES[message.role], content, tuple(calls), told.get("tool_call_id"), told.get("name"), thinking)
 
 
 def _parts(block: Any, index: int) -> list[ContentPart]:
@@ -138,7 +140,8 @@ def chat_message(text: ParsedAnswer) -> ChatMessage:
         *text.calls,
         *text.invalid,
     ]  # an invalid call keeps its arguments as text, which fails to parse later
-    blocks: list[Any] = [TextBlock(text=text.content)] if text.content or not calls else []
+    blocks: list[Any] = [ThinkingBlock(content=text.thinking)] if text.thinking else []
+    blocks += [TextBlock(text=text.content)] if text.content or not calls else []
     blocks += [ToolCallBlock(tool_call_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in calls]
     told: dict[str, Any] = {}
     if calls:
@@ -153,8 +156,10 @@ def _written(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def chat_response(model_name: str, completion: Completion, form: ToolFormat | None) -> ChatResponse:
-    text = parse_completion(form, completion)
+def chat_response(
+    model_name: str, completion: Completion, form: ToolFormat | None, thinking: ThinkingFormat | None = None
+) -> ChatResponse:
+    text = parse_completion(form, completion, thinking)
     reason = "tool_calls" if text.calls else completion.finish_reason
     return ChatResponse(
         message=chat_message(text),
@@ -164,9 +169,12 @@ def chat_response(model_name: str, completion: Completion, form: ToolFormat | No
     )
 
 
-def completion_response(model_name: str, completion: Completion) -> CompletionResponse:
+def completion_response(
+    model_name: str, completion: Completion, thinking: ThinkingFormat | None = None
+) -> CompletionResponse:
+    """Return a completion without its thinking, for which LlamaIndex's completions have no place."""
     return CompletionResponse(
-        text=completion.text,
+        text=split_thinking(thinking, completion.text)[1],
         raw=raw_response(model_name, completion.finish_reason, completion.usage),
         logprobs=log_probs(completion.logprobs),
         additional_kwargs=_counts(completion.usage),
@@ -176,18 +184,19 @@ def completion_response(model_name: str, completion: Completion) -> CompletionRe
 class ChatReader:
     """A converter of chunks to ChatResponses, each with the text so far and the new part in `delta`."""
 
-    def __init__(self, model_name: str, form: ToolFormat | None) -> None:
+    def __init__(self, model_name: str, form: ToolFormat | None, thinking: ThinkingFormat | None = None) -> None:
         self._model_name = model_name
-        self._reader = AnswerReader(form)
-        self._content = ""
+        self._reader = AnswerReader(form, thinking)
+        self._content = self._thought = ""
 
     def read(self, chunk: Chunk) -> ChatResponse:
         text = "".join(delta.text for delta in self._reader.read(chunk) if delta.index is None)
         self._content += text
+        self._thought += self._reader.thought
         calls, invalid = tuple(self._reader.calls), tuple(self._reader.invalid)
         reason = "tool_calls" if calls and chunk.finish_reason is not None else chunk.finish_reason
         return ChatResponse(
-            message=chat_message(ParsedAnswer(self._content, calls, invalid)),
+            message=chat_message(ParsedAnswer(self._content, calls, invalid, thinking=self._thought)),
             delta=text,
             raw=raw_response(self._model_name, reason, chunk.usage),
             logprobs=log_probs(chunk.logprobs),
@@ -198,15 +207,17 @@ class ChatReader:
 class CompletionReader:
     """A converter of chunks to CompletionResponses, each with the text so far and the new part in `delta`."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, thinking: ThinkingFormat | None = None) -> None:
         self._model_name = model_name
+        self._reader = AnswerReader(None, thinking)
         self._text = ""
 
     def read(self, chunk: Chunk) -> CompletionResponse:
-        self._text += chunk.text
+        text = "".join(delta.text for delta in self._reader.read(chunk))
+        self._text += text
         return CompletionResponse(
             text=self._text,
-            delta=chunk.text,
+            delta=text,
             raw=raw_response(self._model_name, chunk.finish_reason, chunk.usage),
             logprobs=log_probs(chunk.logprobs),
             additional_kwargs=_counts(chunk.usage),

@@ -60,7 +60,7 @@ class ThinkingGrammar:
     def __init__(self, rule: ThinkingRule, inner: Grammar | None) -> None:
         self.rule = rule
         self.inner = inner
-        self.warnings = inner.warnings if inner is not None else ()
+        self.warnings = getattr(inner, "warnings", ())
 
     def matcher(self) -> ThinkingMatcher:
         return ThinkingMatcher(self.rule, self.inner.matcher() if self.inner is not None else None)
