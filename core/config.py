@@ -187,6 +187,8 @@ class EngineConfig:
                      float32; on a GPU every sum keeps one order, at the price that docs/gpu.md states.
     seed             seed of requests without one; None draws one.
     quantization     a quantizer of transformers, by name.
+    activations      "exact": quantised weights multiply activations of `dtype`. "int8": on a CPU they multiply
+                     activations rounded to eight bits, with a scale for every 32; faster for several rows.
     engine, loader   the engine and the model loader, by names that `graftlm plugins` lists.
     replicas         runtimes with a copy of the model each, with engine="ray".
     grammar_engine   the compiler of constraints, by such a name; None takes the fastest engine that supports each.
@@ -212,6 +214,7 @@ class EngineConfig:
     strict: bool = False
     seed: int | None = None
     quantization: str | None = None
+    activations: Literal["exact", "int8"] = "exact"
     trust_remote_code: bool = False
     engine: str = "local"
     replicas: int = 1
@@ -231,6 +234,7 @@ class EngineConfig:
         )
         _check_whole("max_model_len", self.max_model_len, 2, " tokens", optional=True)
         _check(self.speculation in ("auto", "off"), f"speculation is {self.speculation!r}; use 'auto' or 'off'")
+        _check(self.activations in ("exact", "int8"), f"activations is {self.activations!r}; use 'exact' or 'int8'")
         _check(
             self.grammar_engine is None or isinstance(self.grammar_engine, str),
             f"grammar_engine is {self.grammar_engine!r}; it must be a name, or None",

@@ -30,9 +30,11 @@ from graftlm.core.fusion.layer_parts import LayerModules, allclose, decoder_stac
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.amx import HAS_TILES
+from graftlm.kernels.cpu.calls import INT8_ROWS
+from graftlm.kernels.cpu.linear.packed_codes import PackedCodes
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces
-from graftlm.kernels.cpu.linear.panels import Panels
+from graftlm.kernels.cpu.linear.panels import AnyPanels
 from graftlm.kernels.norm import Norm
 from graftlm.kernels.weight import PlainWeight, weight_of
 
@@ -48,6 +50,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between a layer and its replacement on random input."""
 _PROBED = (1, 7)
 """Lengths of the random inputs, in tokens."""
+_PACKED = (PackedLinear, PackedPieces, PackedCodes)
 _NO_NUMBA = "numba, which compiles the CPU kernels, is not installed"
 _BLOCK = 256
 """Tokens that run through a layer's MLP together: its matmuls are no faster with more."""
@@ -186,13 +189,13 @@ def skinny_head(model: nn.Module) -> SkinnyLinear | None:
     from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    is_packed = isinstance(head, PackedLinear | PackedPieces)
+    is_packed = isinstance(head, _PACKED)
     if not (is_packed or type(weight_of(head)) is PlainWeight) or _dtype_of(head) not in TOLERANCE:
         return None
     pieces = head.panels() if isinstance(head, PackedPieces) else _panels((head,))
     if pieces is not None:
         return SkinnyLinear(pieces, None, _dtype_of(head))
-    if isinstance(head, PackedPieces) or (isinstance(head, PackedLinear) and not head.in_place):
+    if isinstance(head, PackedPieces | PackedCodes) or (isinstance(head, PackedLinear) and not head.in_place):
         return None
     if not SkinnyLinear.fits(head.weight):
         return None
@@ -201,7 +204,7 @@ def skinny_head(model: nn.Module) -> SkinnyLinear | None:
 
 
 def _dtype_of(linear: nn.Linear) -> torch.dtype:
-    return linear.dtype if isinstance(linear, (PackedLinear, PackedPieces)) else linear.weight.dtype
+    return linear.dtype if isinstance(linear, _PACKED) else linear.weight.dtype
 
 
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
@@ -281,9 +284,9 @@ def _shapes(modules: tuple[nn.Module, ...]) -> str:
     return " or ".join(sorted(shapes))
 
 
-def _panels(modules: tuple[nn.Module, ...]) -> list[Panels] | None:
+def _panels(modules: tuple[nn.Module, ...]) -> list[AnyPanels] | None:
     """Return the weights of linear layers in panels; None if one is not in panels."""
-    found = [module.panels() if isinstance(module, PackedLinear) else None for module in modules]
+    found = [module.panels() if isinstance(module, PackedLinear | PackedCodes) else None for module in modules]
     panels = [p for p in found if p is not None]
     return panels if len(panels) == len(found) else None
 
@@ -303,4 +306,6 @@ def _same(probe: LayerProbe, fused: FusedCpuLayer) -> bool:
     part = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step, wanted)
     pairs = [(probe.call.q, call.q), (probe.call.k, call.k), (probe.call.v, call.v), (probe.expected[0], out)]
     pairs += [(probe.expected[0, wanted.tokens], part[wanted.tokens])]
-    return all(allclose(old, new, TOLERANCE[old.dtype]) for old, new in pairs)
+    rounds = any(panels.forms & INT8_ROWS for panels in fused.decode.weights.all_panels)
+    tolerance = TOLERANCE[torch.bfloat16 if rounds else call.q.dtype]
+    return all(allclose(old, new, tolerance) for old, new in pairs)

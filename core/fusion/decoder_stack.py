@@ -12,6 +12,7 @@ from torch import nn
 from graftlm.core.fusion.cpu_layers import FusedCpuLayer, skinny_head
 from graftlm.core.fusion.layer_parts import decoder_stacks
 from graftlm.kernels.cpu.huge_pages import move_later
+from graftlm.kernels.cpu.linear.packed_codes import PackedRows
 from graftlm.kernels.norm import Norm
 
 if TYPE_CHECKING:
@@ -61,13 +62,14 @@ def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:
     compiled = fused[0].decode.layers
     if [layer.decode for layer in fused] != [(compiled, i) for i in range(len(compiled.weights))]:
         return "layers in another order"
-    if type(embedding) is not nn.Embedding:
+    if type(embedding) is not nn.Embedding and not isinstance(embedding, PackedRows):
         return f"an embedding of type {type(embedding).__name__}"
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         return "layers with rotations of their own"
-    table = embedding.weight.detach()
-    if table.dtype != compiled.dtype or not table.is_contiguous() or len(table) < head.num_out:
-        return f"an embedding of {len(table):,} {str(table.dtype)[6:]} rows under {head.num_out:,} logits"
+    table = embedding.panels if isinstance(embedding, PackedRows) else embedding.weight.detach()
+    num_rows, dense = embedding.num_embeddings, not isinstance(table, torch.Tensor) or table.is_contiguous()
+    if table.dtype != compiled.dtype or not dense or num_rows < head.num_out:
+        return f"an embedding of {num_rows:,} {str(table.dtype)[6:]} rows under {head.num_out:,} logits"
     params = [layer.params for layer in fused]
     sinks = next((i for i, p in enumerate(params) if p.sinks is not None), None)
     if sinks is not None:
@@ -76,8 +78,10 @@ def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:
     if len(set(sizes)) > 1:
         return f"layers of sizes {', '.join(map(str, sorted(set(sizes))))}"
 
+    like = torch.zeros(1, 1, embedding.embedding_dim, dtype=table.dtype)
+
     def rotations(num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = rotary(table[:1, None], torch.arange(num_positions)[None])
+        cos, sin = rotary(like, torch.arange(num_positions)[None])
         return cos[0], sin[0]
 
     from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack

@@ -5,20 +5,32 @@ cpu_layers.py fuses whole layers on top of these; gpu_modules.py is for GPUs.
 
 from __future__ import annotations
 
+import importlib.util
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from graftlm.core.fusion.layer_parts import allclose
+from graftlm.kernels.cpu.calls import INT8_ROWS
+from graftlm.kernels.cpu.linear.packed_codes import PackedCodes, PackedRows
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear, packable
 from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces, outputs_of_piece
+from graftlm.kernels.cpu.linear.quantised_panels import Activations, QuantisedPanels, arithmetic_of, pack, problem
+from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 from graftlm.kernels.cpu.mapped_files import MappedFiles
+from graftlm.kernels.quantised_modules import QuantisedEmbedding, QuantisedLinear
+from graftlm.kernels.quantised_weight import QuantisedWeight
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between a module and its replacement on random input."""
+
+_PROBED_OUTPUTS = 128
+"""Outputs of a quantised weight whose values are computed for a comparison."""
 
 
 @dataclass
@@ -47,16 +59,74 @@ class Fusions:
             self._undo.pop()()
 
 
-def fuse(model: nn.Module, *, unchanged: bool = False) -> Fusions:
+def fuse(model: nn.Module, *, unchanged: bool = False, fusions: Fusions | None = None) -> Fusions:
     """Replace the linear layers of `model` on a CPU by packed ones with equal outputs.
 
     One weight at a time is in memory twice; if `unchanged`, only a piece of the head.
     unchanged  whether no other code holds the weights, and their values are those of the files
+    fusions  earlier replacements, to which these are added
     """
-    fusions = Fusions()
+    fusions = Fusions() if fusions is None else fusions
     with torch.inference_mode(False), torch.no_grad():
         _pack_linears(model, fusions, MappedFiles() if unchanged else None)
     return fusions
+
+
+@torch.no_grad()
+def pack_quantised(model: nn.Module, fusions: Fusions, activations: Activations) -> None:
+    """Replace the modules with quantised weights on a CPU by modules whose codes are in panels, one at a time.
+
+    The model then runs by its own forward too: before, each call of a module would compute its dense weight.
+    """
+    if importlib.util.find_spec("llvmlite") is None:
+        return  # fuse_cpu warns of it
+    kinds = (QuantisedLinear, QuantisedEmbedding)
+    held: list[Any] = [module for module in model.modules() if isinstance(module, kinds)]
+    users = Counter(id(module.quantised) for module in held)
+    shared: dict[int, tuple[QuantisedWeight, QuantisedPanels]] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, QuantisedLinear | QuantisedEmbedding):
+                continue
+            weight = child.quantised
+            if not isinstance(weight, QuantisedWeight):
+                continue
+            reason = problem(weight)
+            if reason is None and isinstance(child, QuantisedEmbedding) and weight.order is not None:
+                reason = "an embedding with inputs in another order"
+            if reason is not None:
+                fusions.reasons[f"{type(child).__name__} in its own format"] = reason
+                continue
+            panels = (
+                shared[id(weight)][1]
+                if id(weight) in shared
+                else pack(weight, None, arithmetic_of(weight, activations))
+            )
+            if not _multiplies(panels, weight):
+                fusions.reasons["a quantised weight in its own format"] = "the loop's output differs"
+                continue
+            if users[id(weight)] > 1:
+                shared[id(weight)] = weight, panels
+            packed: PackedCodes | PackedRows
+            packed = PackedRows(child, panels) if isinstance(child, QuantisedEmbedding) else PackedCodes(child, panels)
+            child.quantised = None
+            fusions.num_packed += 1
+            setattr(parent, name, packed)
+            fusions.add(partial(_restore, parent, name, packed))
+
+
+def _restore(parent: nn.Module, name: str, packed: PackedCodes | PackedRows) -> None:
+    setattr(parent, name, packed.unpack())
+
+
+def _multiplies(panels: QuantisedPanels, weight: QuantisedWeight) -> bool:
+    """Return True if the loop computes the first outputs of a weight as torch does with its values."""
+    x = torch.randn(3, panels.num_in).to(panels.dtype)
+    num_out = min(panels.num_out, _PROBED_OUTPUTS)
+    expected = nn.functional.linear(x, weight.dense(slice(0, num_out)))
+    ordered = x if panels.order is None else x.index_select(1, panels.order)
+    tolerance = TOLERANCE[torch.bfloat16 if panels.forms & INT8_ROWS else panels.dtype]
+    return allclose(expected, SkinnyLinear([panels], None, panels.dtype)(ordered)[:, :num_out], tolerance)
 
 
 def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None) -> None:

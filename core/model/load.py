@@ -13,7 +13,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fusion.cpu_layers import fuse_cpu
 from graftlm.core.fusion.latent_attention import fuse_latent
-from graftlm.core.fusion.linears import Fusions, fuse
+from graftlm.core.fusion.linears import Fusions, fuse, pack_quantised
 from graftlm.core.kv.memory import check_weights_fit, give_back
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.description import describe, resolve, source_of
@@ -49,6 +49,8 @@ def load_model(
         loaded = _read(model, config, tokenizer, device)
         factory = attention_factory or default_attention(device)
         _choose_compact(loaded, config)
+        if device.type == "cpu":
+            pack_quantised(loaded.model, loaded.fusions, config.activations)
         rehearsal = rehearse(loaded, config, factory, server=server)
         try:
             reference = Reference.of(loaded)
@@ -64,7 +66,7 @@ def load_model(
         give_back()  # the largest weight is in memory twice at this point
     latents = Fusions()
     fuse_latent(hf_model, latents)  # before weights are laid out anew
-    loaded.fusions = _fuse(hf_model, device, strict=config.strict, unchanged=ours)
+    loaded.fusions = _fuse(loaded, strict=config.strict, unchanged=ours)
     loaded.fusions.add(latents.undo)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if ours:
@@ -113,11 +115,11 @@ def _choose_compact(loaded: LoadedModel, config: EngineConfig) -> None:
         )
 
 
-def _fuse(model: nn.Module, device: torch.device, *, strict: bool, unchanged: bool) -> Fusions:
-    if device.type == "cpu":
-        return fuse(model, unchanged=unchanged)
-    if triton_problem(device) is None:
+def _fuse(loaded: LoadedModel, *, strict: bool, unchanged: bool) -> Fusions:
+    if loaded.device.type == "cpu":
+        return fuse(loaded.model, unchanged=unchanged, fusions=loaded.fusions)
+    if triton_problem(loaded.device) is None:
         from graftlm.core.fusion.gpu_modules import fuse_gpu
 
-        return fuse_gpu(model, strict=strict)
+        return fuse_gpu(loaded.model, strict=strict)
     return Fusions()

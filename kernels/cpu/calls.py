@@ -138,6 +138,7 @@ class LayersCall(ctypes.Structure):
     matmul     address of the loop of matmuls with panels
     x          elements [num_rows, hidden_size], the residual stream
     ids        int64 [num_rows], rows of `embedding` that initialise x; 0 if x is initialised
+    gather     address of the loop of `rows`, a GatherCall of `ids` to x, in place of `embedding`; 0 without
     positions  int64 [num_rows], rows of `cos` and `sin`, `table_row` elements apart
     slots      int64 [num_rows], slots of the new keys and values
     attended   float32 [num_rows, num_heads * head_dim], attention's output; its lse [num_rows, num_heads]
@@ -158,7 +159,7 @@ class LayersCall(ctypes.Structure):
         *int_fields("slots", "attended", "lse", "prefix_out", "prefix_lse"),
         *int_fields("head", "head_matmul", "norm", "wanted", "num_wanted"),
         *int_fields("num_steps", "steps_done", "tokens", "ends", "end_ptr", "grow", "num_grow", "interrupt"),
-        *int_fields("turn", "steps_left"),
+        *int_fields("turn", "steps_left", "gather", "rows"),
         ("eps", ctypes.c_float),
     )
 

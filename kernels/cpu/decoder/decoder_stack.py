@@ -20,6 +20,7 @@ from graftlm.kernels.cpu.compiled.loop_runtime import loop_address
 from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers, LayerWeights
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.cpu.element_format import ElementFormat
+from graftlm.kernels.cpu.linear.quantised_panels import QuantisedPanels
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, SkinnyLinear
 from graftlm.kernels.kv_store import Int8KV, KVStore
 from graftlm.kernels.norm import Norm
@@ -56,13 +57,15 @@ class DecoderStack:
         self,
         layers: CompiledLayers,
         params: Sequence[AttentionParams],
-        embedding: torch.Tensor,
+        embedding: torch.Tensor | QuantisedPanels,
         rotations: Rotations,
         norm: Norm,
         head: SkinnyLinear,
         max_positions: int,
     ) -> None:
         self.layers, self.embedding, self.norm, self.head = layers, embedding, norm, head
+        self._num_embeddings, hidden_size = _shape(embedding)
+        self._gather: Any = None
         self.max_rows = layers.space.num_rows
         self._rotations, self._max_positions = rotations, max_positions
         self._num_positions = 0
@@ -73,7 +76,7 @@ class DecoderStack:
         for index, (w, of_layer) in enumerate(zip(weights, params, strict=True)):
             by_kind.setdefault(AttentionKind.of(w, of_layer), []).append(index)
         num_heads = max(w.num_heads for w in weights)
-        self._x = torch.empty(self.max_rows, embedding.shape[1], dtype=dtype)
+        self._x = torch.empty(self.max_rows, hidden_size, dtype=dtype)
         self._lse, self._prefix_lse = torch.empty(2, self.max_rows, num_heads)
         self._prefix_out = torch.empty_like(layers.space.attended)
         self._kinds = [_KindOfLayers(self, kind, np.array(found)) for kind, found in by_kind.items()]
@@ -127,9 +130,9 @@ class DecoderStack:
         assert isinstance(attention, TorchAttention)  # the only kernel whose `reads_in_place` is True
         num_rows, num_wanted = ids.shape[0], wanted.shape[0]  # `len` of a tensor takes microseconds
         lowest, highest = ids.min().item(), ids.max().item()
-        if not 0 <= lowest <= highest < self.embedding.shape[0]:  # the compiled code would read out of bounds
+        if not 0 <= lowest <= highest < self._num_embeddings:  # the compiled code would read out of bounds
             wrong = highest if lowest >= 0 else lowest
-            raise IndexError(f"token id {wrong} is no row of the embedding, which has {len(self.embedding):,}")
+            raise IndexError(f"token id {wrong} is no row of the embedding, which has {self._num_embeddings:,}")
         if num_rows > self.max_rows:
             return None
         if attention.store is not self._store:
@@ -143,7 +146,12 @@ class DecoderStack:
         if isinstance(attention.store, Int8KV):  # the attention's loop stores keys and values
             records["k_store"] = records["v_store"] = 0
         logits = torch.empty(num_wanted, self.head.num_out, dtype=layers.dtype)
-        call.ids, call.embedding, call.positions = ids.data_ptr(), self.embedding.data_ptr(), plan.positions.ctypes.data
+        call.ids, call.positions = ids.data_ptr(), plan.positions.ctypes.data
+        if isinstance(self.embedding, QuantisedPanels):
+            self._gather = self.embedding.gather_call(ids, self._x)
+            call.gather, call.rows = self.embedding.gather_loop, ctypes.addressof(self._gather)
+        else:
+            call.embedding = self.embedding.data_ptr()
         call.slots, call.attended = plan.out_slots.ctypes.data, layers.space.attended.data_ptr()
         call.lse, call.prefix_lse = self._lse.data_ptr(), self._prefix_lse.data_ptr()
         call.prefix_out = self._prefix_out.data_ptr()
@@ -185,6 +193,13 @@ class DecoderStack:
             cos.shape[1],
             self._rotary_dim,
         )
+
+
+def _shape(embedding: torch.Tensor | QuantisedPanels) -> tuple[int, int]:
+    if isinstance(embedding, QuantisedPanels):
+        return embedding.num_out, embedding.num_in
+    num_embeddings, hidden_size = embedding.shape
+    return num_embeddings, hidden_size
 
 
 class _KindOfLayers:

@@ -22,7 +22,8 @@ from torch import nn
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.amx import HAS_TILES
 from graftlm.kernels.cpu.element_format import ElementFormat
-from graftlm.kernels.cpu.linear.panels import Panels, pack, unpack
+from graftlm.kernels.cpu.linear.panels import AnyPanels, Panels, pack, unpack
+from graftlm.kernels.cpu.linear.quantised_panels import QuantisedPanels
 from graftlm.kernels.weight import PlainWeight, weight_of
 
 _LINEAR: Any = None
@@ -133,10 +134,11 @@ class PackedLinear(nn.Linear):
         destination[prefix + "weight"] = self.weight
 
 
-def linear(x: torch.Tensor, panels: Panels) -> torch.Tensor:
+def linear(x: torch.Tensor, panels: AnyPanels) -> torch.Tensor:
     """Multiply x [n, num_in] by our own loop. -> [n, num_out]"""
-    if not panels.is_mkldnn:
-        if HAS_TILES and x.dtype is panels.packed.dtype is torch.bfloat16 and x.shape[0] >= MIN_TILE_ROWS:
+    if isinstance(panels, QuantisedPanels) or not panels.is_mkldnn:
+        has_tiles = HAS_TILES and x.dtype is panels.packed.dtype is torch.bfloat16
+        if has_tiles and isinstance(panels, Panels) and x.shape[0] >= MIN_TILE_ROWS:
             return linear_by_tiles(x, panels)
         from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 

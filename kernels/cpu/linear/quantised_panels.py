@@ -5,7 +5,7 @@ A weight is packed once, when it is loaded, by some integer operations of torch 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.panel_kind import FOURS, INPUTS, TABLE, Arithmetic, Numbers, PanelKind
-from graftlm.kernels.quantised_weight import VALUES, QuantisedWeight
+from graftlm.kernels.quantised_weight import VALUES, QuantisedWeight, Table
 
 Activations = Literal["exact", "int8"]
 """The rows that a quantised weight multiplies: those of its dtype, or int8 with a scale for every 32 inputs."""
@@ -78,12 +78,17 @@ class QuantisedPanels(NamedTuple):
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the values of outputs `ids` int64 [n]. -> [n, num_in], inputs at the positions of the codes"""
-        call = GatherCall(num_tasks=len(ids), ids=ids.data_ptr(), depth=self.depth)
         out = torch.empty(len(ids), self.depth, dtype=self.dtype)
-        call.out, call.weight, call.panel_bytes = out.data_ptr(), self.address, self.packed.shape[1]
-        call.table = self.table.data_ptr()
-        Loop(call, self.gather_loop).run(single_thread=len(ids) < PANEL)
+        Loop(self.gather_call(ids, out), self.gather_loop).run(single_thread=len(ids) < PANEL)
         return out
+
+    def gather_call(self, ids: torch.Tensor, out: torch.Tensor) -> GatherCall:
+        """Return the arguments of a gather to `out`, whose memory and that of `ids` must outlive it."""
+        call: Any = GatherCall()
+        call.num_tasks, call.ids, call.out, call.depth = len(ids), ids.data_ptr(), out.data_ptr(), self.depth
+        call.weight, call.panel_bytes, call.table = self.address, self.packed.shape[1], self.table.data_ptr()
+        found: GatherCall = call
+        return found
 
     @property
     def gather_loop(self) -> int:
@@ -233,3 +238,41 @@ def _table(weight: QuantisedWeight, centre: int) -> torch.Tensor:
     table[TABLE.OFFSET : TABLE.OFFSET + 4] = np.array([offset], np.int32).view(np.uint8)
     table[TABLE.FACTOR : TABLE.FACTOR + 4] = np.array([factor], np.float32).view(np.uint8)
     return torch.from_numpy(table)
+
+
+def unpack(panels: QuantisedPanels) -> QuantisedWeight:
+    """Return the weight of panels: equal values, with a group for every scale in the panels."""
+    kind, n, k = panels.kind, panels.num_out, panels.num_in
+    blocks = panels.packed.view(len(panels.packed), -1, kind.block_bytes)
+    dtype = torch.float16 if kind.numbers is Numbers.FLOAT16 else torch.float32
+    numbers = []
+    for i in range(2 if kind.minimum else 1):
+        first = kind.codes_bytes + i * PANEL * kind.numbers.size
+        place = blocks[:, :, first : first + PANEL * kind.numbers.size].view(dtype)
+        numbers.append(place.transpose(1, 2).reshape(-1, k // kind.block)[:n].contiguous())
+    words = blocks.view(torch.int32)[:, :, : kind.codes_bytes // 4].unflatten(2, (-1, PANEL))
+    words = words.permute(0, 3, 1, 2).reshape(len(panels.packed) * PANEL, -1)[:n].contiguous()
+    table = panels.table.numpy()
+    name: Table | None = None
+    if kind.bits == 8:
+        name, zero = ("e4m3", None) if kind.table else (None, 128)
+        order = torch.tensor([i for four in FOURS for i in four]).argsort()
+        codes = words.view(torch.uint8).view(n, -1, INPUTS).index_select(2, order).view(n, k)
+        codes = codes if kind.table else codes ^ 0x80
+    else:
+        values = table[TABLE.FLOATS : TABLE.FLOATS + 64].view(np.float32)
+        if kind.table:
+            name = next(
+                x for x, of in VALUES.items() if np.array_equal(np.array(of, np.float32) - of[0], values - values[0])
+            )
+        zero = int((VALUES[name][0] if name is not None else 0) - values[0])
+        low, high = words & 0xFFFF, (words >> 16) & 0xFFFF
+        found = torch.zeros_like(words)
+        for half, nibbles in enumerate((low, high)):
+            spread = (nibbles | (nibbles << 8)) & 0x00FF00FF
+            found |= ((spread | (spread << 4)) & 0x0F0F0F0F) << (4 * half)
+        codes = found.view(torch.uint8).view(n, k // 2)
+    minimum = numbers[1] if kind.minimum else None
+    bits: Literal[4, 8] = 4 if kind.bits == 4 else 8
+    order_of = panels.order
+    return QuantisedWeight(codes, bits, name, kind.block, 1, numbers[0], zero or None, minimum, order_of, panels.dtype)

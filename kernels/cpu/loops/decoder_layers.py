@@ -86,6 +86,7 @@ def _end_step(call, num_phases):
         _reset(layer.gate_up)
         _reset(layer.down)
     _reset(call.head)
+    _reset(call.rows)
     left = call.num_steps - call.steps_done - 1
     if call.tokens != 0:
         num_rows = call.num_rows
@@ -118,6 +119,9 @@ def compile_decoder_layers(number: int) -> MachineCode:
         layers = carray(at(call.layers), call.num_layers, _layer_call)
         like = carray(at(call.x), hidden, element)
         counter = call.counters
+        if call.ids != 0 and call.gather != 0:
+            call_at(call.gather, call.rows)
+            _finish(call.rows)
         for index in range(call.num_layers):
             layer = layers[index]
             dim, num_heads, num_kv_heads = layer.head_dim, layer.num_heads, layer.num_kv_heads
@@ -130,7 +134,7 @@ def compile_decoder_layers(number: int) -> MachineCode:
                         break
                     taken += 1
                     x = carray(at(call.x + row * hidden * size), hidden, element)
-                    if index == 0 and call.ids != 0:
+                    if index == 0 and call.ids != 0 and call.gather == 0:
                         token = carray(at(call.ids), num_rows, np.int64)[row]
                         embedded = carray(at(call.embedding + token * hidden * size), hidden, element)
                         for d in range(hidden):
