@@ -109,6 +109,9 @@ class CacheConfig:
     eviction      "lru", "lfu" or a sort key `Node -> comparable`: the smallest leaf goes first.
     page_size     tokens per page; matching is by whole pages.
     enabled       False computes every prompt anew.
+    states        slots for states, in a model that has layers with a state (Qwen3.5, LFM2, Granite 4 hybrid, ...): one
+                  for each running sequence and each cached prefix. None: two for each of `max_batch` sequences, as far
+                  as they fit into half of the memory for the pools.
     dtype         "model": the model's own. "compact": bfloat16 in 12 bits a number, for a third more tokens in the same
                   memory and faster decoding of many rows, on a Hopper GPU or a newer one. "fp8": float8_e4m3fn, on a
                   GPU, for twice the tokens. "int8": eight bits, with a scale for each token and head, on a CPU, for
@@ -122,6 +125,7 @@ class CacheConfig:
     eviction: Literal["lru", "lfu"] | EvictionKey = "lru"
     page_size: int = 1
     enabled: bool = True
+    states: int | None = None
     dtype: Literal["auto", "model", "compact", "fp8", "int8"] = "auto"
 
     def __post_init__(self) -> None:
@@ -129,7 +133,7 @@ class CacheConfig:
             self.dtype in ("auto", "model", "compact", "fp8", "int8"),
             f"the KV dtype is {self.dtype!r}; use 'auto', 'model', 'compact', 'fp8' or 'int8'",
         )
-        for name in ("max_tokens", "max_bytes"):
+        for name in ("max_tokens", "max_bytes", "states"):
             _check_whole(name, getattr(self, name), 1, optional=True)
         _check_switch("enabled", self.enabled)
         share = self.memory_share

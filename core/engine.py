@@ -73,7 +73,7 @@ class LocalEngine:
         self.config = config
         self.spec = spec
         self.runner: Runner = spec.runner
-        self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane)
+        self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane, spec.num_states)
         self.counters = Counters()
         self.scheduler = Scheduler(config, self.cache, spec.step_tokens, self.counters, clock)
         self.writer = OutputWriter(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
@@ -124,8 +124,8 @@ class LocalEngine:
         if self.idle and self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
             self._num_tokens_run = 0
             give_back()
-        # free + cached + in use == all slots, and nobody uses any now
-        assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
+        if self.idle:
+            self.cache.check_idle()  # free + cached + in use == all slots, and none is in use now
         return True
 
     def cancel(self, submission_id: int) -> None:
@@ -142,12 +142,16 @@ class LocalEngine:
         self.requests.fail_all(error)
 
     def stats(self) -> Stats:
+        states = self.cache.states
         return Stats(
             **asdict(self.counters),
             slots_total=self.cache.num_slots,
             slots_free=self.cache.pool.num_free,
             slots_cached=self.cache.tree.num_tokens,
             slots_in_use=self.cache.num_in_use,
+            states_total=states.num_slots if states is not None else 0,
+            states_free=states.num_free if states is not None else 0,
+            states_cached=states.num_cached if states is not None else 0,
             weights=self.spec.weights,
             kv=self.spec.kv,
             execution=self.spec.execution,
@@ -227,7 +231,7 @@ class LocalEngine:
         if not scheduled:
             return None
         try:
-            plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
+            plan = self.cache.with_states(build_plan(scheduled, share_decode=self.config.shared_prefix_decode))
         except BaseException as error:
             self._fail_step(scheduled, error)
             return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
-from graftlm.core.kv.memory import pool_size, step_tokens
+from graftlm.core.kv.memory import num_states, pool_size, step_tokens
 from graftlm.core.kv.prefix_cache import SnapshotLane
 from graftlm.kernels.attention import StrictAttention
 
@@ -58,6 +58,7 @@ class RunnerSpec:
     steps           runs several decode steps at once; None where each is run by itself
     check_device    raises if the device can no longer be used at all
     close           gives the model back in the state in which it was handed over
+    num_states      slots for the states of sequences and cached prefixes; 0 for a model without layers with a state
     """
 
     runner: Runner
@@ -77,6 +78,7 @@ class RunnerSpec:
     steps: StepRunner | None = None
     check_device: Callable[[], object] = lambda: None
     close: Callable[[], None] = lambda: None
+    num_states: int = 0
 
 
 def build_local(
@@ -122,13 +124,16 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     from graftlm.core.kv.kv_format import kv_format
     from graftlm.core.model.kv_scales import kv_scales
     from graftlm.kernels.kv_store import FP8
+    from graftlm.kernels.wire_plan import RESERVED
 
     kv = kv_format(loaded, config)
     if loaded.kv_reason is not None:
         warnings.warn(f"KV is kept in {kv}, not in 12 bits a number: {loaded.kv_reason}", stacklevel=2)
     words = str(loaded.dtype).removeprefix("torch."), str(kv), loaded.execution
     sizes = loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded)
-    num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded))
+    states = num_states(loaded, config)
+    state_bytes = (states + RESERVED) * loaded.states.num_bytes if loaded.states is not None else 0
+    num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded), state_bytes)
     if loaded.lane == "serial":
         from graftlm.core.execution.serial import SerialRunner
         from graftlm.core.model.qualify import stretched_context
@@ -141,11 +146,12 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
 
     scales = kv_scales(loaded) if kv.dtype is FP8 else ()
     store = kv.store(loaded, num_slots + 1, scales)  # the last slot is scratch
+    pool = loaded.states.pool(states + RESERVED, loaded.device) if loaded.states is not None else None
     budget = step_tokens(config.max_step_tokens, loaded.device)  # of the memory that weights and store leave
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
     device_sampler = DeviceSampler(config.max_batch, loaded.device) if overlap else None
-    paged = PagedRunner(loaded, attention, device_sampler.tokens if device_sampler is not None else None)
+    paged = PagedRunner(loaded, attention, device_sampler.tokens if device_sampler is not None else None, pool)
     runner: Runner = paged
     if loaded.device.type == "cuda":
         from graftlm.core.execution.cuda_graphs import GraphRunner
@@ -161,11 +167,16 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         *sizes,
         budget,
         *words,
-        drafts=config.speculation == "auto" and loaded.device.type == "cpu" and device_sampler is None,
+        # a state cannot be cut back to the tokens before a rejected draft
+        drafts=config.speculation == "auto"
+        and loaded.device.type == "cpu"
+        and device_sampler is None
+        and loaded.states is None,
         device_sampler=device_sampler,
         steps=paged if paged.runs_steps and device_sampler is None else None,
         check_device=partial(_synchronize, loaded.device),
         close=loaded.release,
+        num_states=states,
     )
 
 

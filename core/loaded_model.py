@@ -15,6 +15,7 @@ from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import LayerKV, token_bytes
 
 if TYPE_CHECKING:
+    from graftlm.core.state_layers.state_layers import StateLayers
     from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
 
 Lane = Literal["paged", "serial"]
@@ -33,6 +34,7 @@ class LoadedModel:
     error            of logits of ragged batches, relative to the model's own forward; None if they were not compared
     kv_reason        the result of the comparison that ruled out 12-bit KV on a model and card that support it
     stack            runs steps of few tokens on a CPU in one compiled call; None: the model's own modules run them
+    states           its layers with a state, in the paged lane; None for a model without
     rehearsed        whether the kernels of its steps were compiled before the first launch (kernel_warmup.py)
     """
 
@@ -54,10 +56,14 @@ class LoadedModel:
     fusions: Fusions = field(default_factory=Fusions, repr=False)
     rehearsed: bool = False
     stack: DecoderStack | None = field(default=None, repr=False)
+    states: StateLayers | None = field(default=None, repr=False)
 
     def release(self) -> None:
         """Restore the model's original modules and the plain layout of its weights."""
         self.stack = None
+        if self.states is not None:
+            self.states.undo()
+            self.states = None
         self.fusions.undo()
 
     @property
@@ -68,6 +74,7 @@ class LoadedModel:
         reasons = Counter(self.fusions.unfused)
         fused = f"paged, {self.fusions.num_fused} of {len(self.layers)} layers fused"
         fused += ", decode steps in one call" if self.stack is not None else ""
+        fused += f", {len(self.states)} layers with a state" if self.states is not None else ""
         if self.fusions.num_fused < len(self.layers) and not reasons:
             reasons["the model's decoder layers have other names"] += 1
         named = [*reasons, *(f"{name}: {why}" for name, why in self.fusions.reasons.items())]

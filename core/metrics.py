@@ -57,6 +57,8 @@ class Counters:
 class Stats(Counters):
     """A snapshot of an engine: its counters, and its KV slots. slots_free + slots_cached + slots_in_use == slots_total.
 
+    states_total   slots for states, in a model that has layers with a state: `states_free` are free, `states_cached`
+                   hold checkpoints of cached prefixes, each other one the state of a running sequence
     weights  the dtype that the model computes in, such as "bfloat16"; "" before the model is loaded
     kv       the format of keys and values: "bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"; "" before
     execution  how the model runs and why not faster: "paged, 32 of 32 layers fused", "serial: ..."; "" before
@@ -69,6 +71,9 @@ class Stats(Counters):
     slots_free: int = 0
     slots_cached: int = 0
     slots_in_use: int = 0
+    states_total: int = 0
+    states_free: int = 0
+    states_cached: int = 0
     weights: str = ""
     kv: str = ""
     execution: str = ""
@@ -87,12 +92,24 @@ class Stats(Counters):
 
 @dataclass(frozen=True)
 class PrefixMiss:
-    """The point where a prompt leaves the cached prefix: the end of the shared part, and both continuations."""
+    """The point where a prompt leaves the cached prefix: the end of the shared part, and both continuations.
+
+    num_without_state  the last tokens of the shared part, which were computed again, because no state of the model's
+                       recurrent layers was kept among them
+    """
 
     num_cached: int
     shared_tail: tuple[int, ...]
     cached_next: tuple[int, ...]
     prompt_next: tuple[int, ...]
+    num_without_state: int = 0
+
+    @property
+    def hints(self) -> list[str]:
+        """Return remarks for the report."""
+        if not self.num_without_state:
+            return []
+        return [f"{self.num_without_state} more tokens were known, but no state of the model was kept among them"]
 
 
 @dataclass(frozen=True)

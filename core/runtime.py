@@ -284,10 +284,12 @@ class Runtime:
         """Say how much of a request's prompt was cached, and where and why it left the cache."""
         usage, miss = completion.usage, completion.miss
         counts = usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens
+        hints = [] if miss is None else miss.hints
         if miss is None or not miss.cached_next:
-            return CacheReport(*counts)
+            return CacheReport(*counts, hints=hints)
         decode = self.tokenizer.decode
-        return CacheReport(*counts, decode(miss.shared_tail), decode(miss.cached_next), decode(miss.prompt_next))
+        texts = decode(miss.shared_tail), decode(miss.cached_next), decode(miss.prompt_next)
+        return CacheReport(*counts, *texts, hints=hints)
 
     def stats(self) -> Stats:
         """A snapshot of the engine's counters; all zero before the model is loaded."""

@@ -87,12 +87,14 @@ class HeldSlots:
     node        the locked radix node that the cached prefix ends at
     shared      slots of the first `num_shared` tokens: those of `node` and its ancestors
     own         slots of the sequence alone, which may reach further than its tokens
+    state       the slot of its state, while it runs a model that has layers with a state
     """
 
     node: Node | None = None
     shared: list[Extent] = field(default_factory=list)
     num_shared: int = 0
     own: list[Extent] = field(default_factory=list)
+    state: int | None = None
 
     @property
     def capacity(self) -> int:

@@ -14,6 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+ZERO = 0
+"""The slot of the state before any token: all zeros, never written."""
+
+SCRATCH = 1
+"""The slot of the state of padding rows in CUDA graphs."""
+
+RESERVED = 2
+"""Slots of states that belong to no sequence: ZERO and SCRATCH."""
+
 
 class Extent(NamedTuple):
     """Slots start, start + 1, ..., stop - 1."""
@@ -77,6 +86,8 @@ class WirePlan:
     prefix_ptr   [num_prefixes + 1]  offsets of the prefixes in `prefix_rows`
     token_sources  int32 [num_tokens]  the index of each input token among the tokens that the last step sampled, -1
                    where `input_ids` has it; None where it has all
+    state_slots  [num_rows]    the slot of each row's state; empty for a model without layers with a state
+    state_copies  [num_copies, 2]  states to copy before the step, at once: destination and source slot
     """
 
     input_ids: NDArray[np.int64]
@@ -93,6 +104,8 @@ class WirePlan:
     prefix_rows: NDArray[np.int64] = field(default_factory=_no_numbers)
     prefix_ptr: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     token_sources: NDArray[np.int32] | None = None
+    state_slots: NDArray[np.int64] = field(default_factory=_no_numbers)
+    state_copies: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
     @classmethod
     def of(

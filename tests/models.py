@@ -69,15 +69,31 @@ _WITH_WINDOW = {
     "exaone4",
     "smollm3",
 }
+_LINEAR_ATTENTION = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 _OWN: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], **_LINEAR_ATTENTION},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"], **_LINEAR_ATTENTION},
+    "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"], **_LINEAR_ATTENTION},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+    },
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 64},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "smollm3": {"use_sliding_window": True},
     "deepseek_v3": {"head_dim": 8},
     "youtu": {"head_dim": 8},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.kv_store import allocate_kv
-from graftlm.kernels.wire_plan import Extent
+from graftlm.kernels.wire_plan import RESERVED, Extent
 
 
 def sequence_of(prompt: Seq[int], namespace: str = "") -> Sequence:
@@ -25,10 +26,12 @@ def sequence_of(prompt: Seq[int], namespace: str = "") -> Sequence:
 def paged_greedy(loaded: LoadedModel, prompts: Seq[Seq[int]], num_new: int, chunk: int = 1000) -> list[list[int]]:
     """Decode all prompts in one ragged batch, `chunk` prompt tokens at a time, each in two ranges of slots."""
     store = allocate_kv(loaded.kv_layout, sum(len(p) + num_new + 2 for p in prompts), loaded.dtype, loaded.device)
-    runner = PagedRunner(loaded, TorchAttention(store))
+    pool = loaded.states.pool(RESERVED + len(prompts), loaded.device) if loaded.states is not None else None
+    runner = PagedRunner(loaded, TorchAttention(store), states=pool)
     sequences, place = [], 0
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         sequence = sequence_of(prompt)
+        sequence.kv.state = RESERVED + number  # zeros, as the pool has just been allocated
         cut = place + min(5, len(prompt))
         sequence.kv.own = [Extent(place, cut), Extent(cut + 1, place + len(prompt) + num_new + 1)]
         place += len(prompt) + num_new + 2
@@ -36,7 +39,8 @@ def paged_greedy(loaded: LoadedModel, prompts: Seq[Seq[int]], num_new: int, chun
     while running := [s for s in sequences if s.num_generated < num_new]:
         rows = [ScheduledRow(s, min(chunk, s.num_pending), int(s.num_pending <= chunk)) for s in running]
         plan = build_plan(rows, share_decode=True)
-        logits = iter(runner.forward(plan.wire))
+        slots = np.array([row.sequence.kv.state for row in plan.rows])
+        logits = iter(runner.forward(replace(plan.wire, state_slots=slots)))
         for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
             row.sequence.progress.num_computed += row.num_new
             if num_logits:

@@ -19,8 +19,9 @@ from graftlm.core.execution.experts import GatheredExperts
 from graftlm.core.execution.paged import PagedRunner, feed
 from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout, best_prefix
 from graftlm.kernels.jit.precompile import compile_together
+from graftlm.kernels.recurrent.state_step import StateStep
 from graftlm.kernels.transfer import send
-from graftlm.kernels.wire_plan import WirePlan
+from graftlm.kernels.wire_plan import SCRATCH, WirePlan
 
 TOKENS_PER_ROW = 2
 """How many more tokens than rows the graphs with logits of all tokens go up to: rows may have several new tokens."""
@@ -115,11 +116,14 @@ class GraphRunner:
         self.sizes = graph_sizes(max_batch, eager)
         self.step = step_buffers(max_batch, max_len, scratch, attention, eager)
         self.logits_rows = torch.zeros(max_dense(max_batch), dtype=torch.int64, device=attention.device)
+        self.state_slots: torch.Tensor | None = None  # of the rows' states, for a model with layers that have one
+        if eager.states is not None:
+            self.state_slots = torch.full((self.sizes[-1],), SCRATCH, dtype=torch.int64, device=attention.device)
         self.graphs: dict[Shape, Captured] = {}
         loaded = eager.loaded
         self.cost = ReplayCost(loaded.text_config)
         num_first = 1 + max(map(loaded.layers.index, loaded.layers))  # up to the first layer of the last kind
-        self._brief = PagedRunner(loaded, _until(attention, num_first), eager.drawn)
+        self._brief = PagedRunner(loaded, _until(attention, num_first), eager.drawn, eager.states)
         self._capture_all()
 
     def forward(self, plan: WirePlan) -> torch.Tensor:
@@ -131,6 +135,11 @@ class GraphRunner:
         if size > len(self.logits_rows):
             self._select(plan.logits_rows)
         captured = self.graphs[Shape(size, layout.prefix)]
+        if self.state_slots is not None:
+            self.eager.copy_states(plan)
+            slots = np.full(size, SCRATCH, np.int64)
+            slots[: plan.num_rows] = plan.state_slots
+            self.state_slots[:size].copy_(send(slots, self.state_slots.device))
         captured.graph.replay()
         num_logits = len(plan.logits_rows)
         if num_logits == plan.num_tokens or size > len(self.logits_rows):
@@ -146,6 +155,8 @@ class GraphRunner:
             return False
         if plan.is_decode:
             return True
+        if self.state_slots is not None:
+            return False  # tokens of one row change one state, in turn
         return not self.attention.strict and self.cost.worth(plan)
 
     def _select(self, rows: NDArray[np.int64]) -> None:
@@ -158,9 +169,10 @@ class GraphRunner:
         """Compile the kernels of all graphs side by side; capturing one graph after the other compiles them in turn."""
 
         def launch_all() -> None:
-            launch_steps(self.step, self.attention, self._brief, self.sizes[1:], self.logits_rows)
+            buffers = self.logits_rows, self.state_slots
+            launch_steps(self.step, self.attention, self._brief, self.sizes[1:], *buffers)
             # one row has a head of its own
-            launch_steps(self.step, self.attention, self.eager, self.sizes[:1], self.logits_rows)
+            launch_steps(self.step, self.attention, self.eager, self.sizes[:1], *buffers)
 
         compile_together(launch_all, self.attention.device)
 
@@ -214,7 +226,7 @@ class GraphRunner:
         return Captured(graph, _borrowed(logits))
 
     def _run(self, num_rows: int, runner: PagedRunner) -> torch.Tensor:
-        return run_rows(self.step, runner, num_rows, self.logits_rows)
+        return run_rows(self.step, runner, num_rows, self.logits_rows, self.state_slots)
 
 
 def max_dense(max_batch: int) -> int:
@@ -241,16 +253,25 @@ def step_buffers(
     return DeviceStep(largest, largest, max_len, scratch, attention.device, seqs, attention.num_splits)
 
 
-def run_rows(step: DeviceStep, runner: PagedRunner, num_rows: int, logits_rows: torch.Tensor) -> torch.Tensor:
+def run_rows(
+    step: DeviceStep,
+    runner: PagedRunner,
+    num_rows: int,
+    logits_rows: torch.Tensor,
+    state_slots: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Run the step at hand, which has so many rows of one token.
 
     logits_rows  int64 [num_logits], on the device: whose logits are computed where there are more rows than these
+    state_slots  int64 [max_rows], on the device: of the rows' states, for a model with layers that have one
     -> logits [min(num_rows, num_logits), vocab_size]
     """
     ids = step.ids[:num_rows]
     if runner.drawn is not None:
         ids = feed(ids, step.sources[:num_rows], runner.drawn)
-    return runner.run(ids, step.positions[:num_rows], None, logits_rows if num_rows > len(logits_rows) else None)
+    states = None if state_slots is None else StateStep(num_rows, state_slots[:num_rows])
+    rows = logits_rows if num_rows > len(logits_rows) else None
+    return runner.run(ids, step.positions[:num_rows], None, rows, state_step=states)
 
 
 def launch_steps(
@@ -259,6 +280,7 @@ def launch_steps(
     runner: PagedRunner,
     sizes: list[int],
     logits_rows: torch.Tensor,
+    state_slots: torch.Tensor | None = None,
 ) -> None:
     """Run steps of all `sizes` in the form that is captured, so that their kernels are launched."""
     for size in reversed(sizes):
@@ -266,7 +288,7 @@ def launch_steps(
             attention.bind(step, Layout(size, size, 1, prefix))
             step.fill_scratch(size)
             with suppress(_Seen):
-                run_rows(step, runner, size, logits_rows)
+                run_rows(step, runner, size, logits_rows, state_slots)
 
 
 class _Seen(Exception):

@@ -25,11 +25,13 @@ from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.latent import LatentHeads
+from graftlm.kernels.recurrent.state_step import StateStep
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.kernels.attention import Attention
+    from graftlm.kernels.recurrent.state_pool import StatePool
     from graftlm.kernels.wire_plan import WirePlan
 
 IMPLEMENTATION = "graftlm"
@@ -86,11 +88,15 @@ Step = Callable[[AttentionCall], torch.Tensor]
 
 PackedStep = Callable[[PackedCall], torch.Tensor]
 
+StateLayerStep = Callable[[int, torch.Tensor], torch.Tensor]
+"""Runs one layer with a state by its number: hidden states [1, num_tokens, hidden_size] to hidden states."""
+
 
 class _Current(threading.local):
     step: Step | None = None
     packed: PackedStep | None = None
     wanted: OutputTokens | None = None
+    states: StateLayerStep | None = None
 
 
 _current = _Current()
@@ -104,6 +110,11 @@ def step_at_hand() -> Step | None:
 def packed_step() -> PackedStep | None:
     """The step that answers packed calls of this thread; None outside of a step, or if its kernel takes none."""
     return _current.packed
+
+
+def state_step() -> StateLayerStep | None:
+    """The step that runs layers with a state of this thread; None outside of a step."""
+    return _current.states
 
 
 def output_tokens_after(attention: nn.Module) -> OutputTokens | None:
@@ -168,16 +179,20 @@ class AttentionSwitch:
 
     @contextmanager
     def __call__(
-        self, step: Step, packed: PackedStep | None = None, wanted: OutputTokens | None = None
+        self,
+        step: Step,
+        packed: PackedStep | None = None,
+        wanted: OutputTokens | None = None,
+        states: StateLayerStep | None = None,
     ) -> Iterator[None]:
         before = [config._attn_implementation_internal for config in self._configs]
         for config in self._configs:
             config._attn_implementation_internal = IMPLEMENTATION
-        _current.step, _current.packed, _current.wanted = step, packed, wanted
+        _current.step, _current.packed, _current.wanted, _current.states = step, packed, wanted, states
         try:
             yield
         finally:
-            _current.step = _current.packed = _current.wanted = None
+            _current.step = _current.packed = _current.wanted = _current.states = None
             for config, implementation in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = implementation
 
@@ -196,17 +211,34 @@ def feed(input_ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) ->
     return torch.where(sources >= 0, drawn[sources.clamp(min=0)], input_ids)
 
 
+def _last_attention(loaded: LoadedModel) -> nn.Module | None:
+    """Return the attention of the last layer; None if a layer with a state follows, which needs all tokens."""
+    last = max(loaded.layer_of, key=loaded.layer_of.__getitem__, default=None)
+    if last is not None and loaded.states is not None:
+        order = [m for m in loaded.model.modules() if m is last or m in loaded.states.layers]
+        return last if order[-1] is last else None
+    return last
+
+
 class PagedRunner:
     """One forward of a loaded model over the KV store.
 
     drawn  int64 [max_rows], on the device: the tokens that the last step drew, for steps that are laid out before
            these are known (`WirePlan.token_sources`).
+    states the states of sequences, for a model that has layers with a state
     """
 
-    def __init__(self, loaded: LoadedModel, attention: Attention, drawn: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        attention: Attention,
+        drawn: torch.Tensor | None = None,
+        states: StatePool | None = None,
+    ) -> None:
         self.loaded = loaded
         self.attention = attention
         self.drawn = drawn
+        self.states = states
         self._model = loaded.model
         self._layer_of = loaded.layer_of
         self._switch = AttentionSwitch(loaded.model)
@@ -214,7 +246,7 @@ class PagedRunner:
         self._takes_packed = isinstance(attention, PackedAttention)
         self._stack = loaded.stack if attention.reads_in_place(loaded.dtype) else None
         self.interrupt = np.zeros(1, np.int64)
-        self._last = max(loaded.layer_of, key=loaded.layer_of.__getitem__, default=None)
+        self._last = _last_attention(loaded)
 
     def forward(self, plan: WirePlan) -> torch.Tensor:
         """Compute the step: stores the KV of all its tokens.
@@ -226,6 +258,7 @@ class PagedRunner:
         num_logits = len(plan.logits_rows)
         rows = plan.logits_rows if num_logits else np.array([plan.num_tokens - 1])
         with torch.inference_mode():
+            self.copy_states(plan)
             self.attention.prepare(plan)
             input_ids = self._fed(plan, send(plan.input_ids, device))
             if self._stack is not None:
@@ -233,8 +266,16 @@ class PagedRunner:
                 if logits is not None:
                     return logits
             wanted = self._wanted(plan, rows)
-            logits = self.run(input_ids, send(plan.positions, device), plan, send(rows, device), wanted)
+            state_step = StateStep.of(plan, device) if self.states is not None else None
+            positions, rows_sent = send(plan.positions, device), send(rows, device)
+            logits = self.run(input_ids, positions, plan, rows_sent, wanted, state_step)
             return logits[:num_logits]
+
+    def copy_states(self, plan: WirePlan) -> None:
+        """Copy the states that the step asks for, before anything else of it runs."""
+        if self.states is not None:
+            with torch.inference_mode():
+                self.states.copy(plan.state_copies)
 
     @property
     def selects_logits(self) -> bool:
@@ -281,6 +322,7 @@ class PagedRunner:
         plan: WirePlan | None,
         rows: torch.Tensor | None,
         wanted: OutputTokens | None = None,
+        state_step: StateStep | None = None,
     ) -> torch.Tensor:
         """Run the model on tokens that the attention has been prepared for.
 
@@ -288,6 +330,7 @@ class PagedRunner:
         plan                  handed to the attention; None for one that reads its step from the device
         rows                  [num_logits], whose logits are wanted; None wants all
         wanted                what the last layer may confine itself to
+        state_step            the rows, for layers with a state; None for a model without
         -> logits [num_logits, vocab_size]
         """
         attention, layer_of = self.attention, self._layer_of
@@ -308,7 +351,11 @@ class PagedRunner:
             )
 
         keep = {"logits_to_keep": rows} if self._keeps and rows is not None else {}
-        with torch.inference_mode(), self._switch(step, packed if self._takes_packed else None, wanted):
+        run_state: StateLayerStep | None = None
+        if state_step is not None:
+            assert self.states is not None and self.loaded.states is not None
+            run_state = self.loaded.states.runner(self.states, state_step)
+        with torch.inference_mode(), self._switch(step, packed if self._takes_packed else None, wanted, run_state):
             logits: torch.Tensor = self._model(
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **keep
             ).logits[0]

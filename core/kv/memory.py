@@ -10,8 +10,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graftlm.core.config import CacheConfig
+from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
+from graftlm.kernels.wire_plan import RESERVED
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 GPU_SHARE = 0.85  # of what the weights leave free; the rest is for the tensors of a step and its graphs
 CPU_SHARE = 0.25  # others use a computer's memory too
 DEFAULT_CONTEXTS = 64  # full contexts that the default CPU pool holds at most
+
+STATES_PER_ROW = 2
+"""States for each sequence that may run: its own, and a checkpoint of a cached prefix."""
 
 STEP_TOKENS = 2048
 LARGE_STEP_TOKENS = 8192
@@ -103,10 +107,35 @@ def _container_bytes() -> float:
     return max(0, limit - used + (int(cached.group(1)) if cached else 0))
 
 
-def pool_size(loaded: LoadedModel, cache: CacheConfig, bytes_per_token: int | None = None) -> int:
+def num_states(loaded: LoadedModel, config: EngineConfig) -> int:
+    """Slots in the pool of states: two for each sequence that may run, in at most half of the memory for the caches.
+
+    Returns 0 for a model without layers that have a state. Raises ConfigError if not even one fits, or if the
+    configuration asks for more than fit.
+    """
+    if loaded.states is None:
+        return 0
+    each, free = loaded.states.num_bytes, free_bytes(loaded.device)
+    wanted = config.cache.states
+    share = GPU_SHARE if loaded.device.type == "cuda" else CPU_SHARE
+    room = free if wanted is not None else int(free * share) // 2
+    fitting = room // each - RESERVED
+    if fitting < (wanted or 1):
+        raise ConfigError(
+            f"{wanted or 1} states take {size_of((wanted or 1) * each)}, {size_of(free)} are free beside the weights: "
+            f"{max(fitting, 0):,} sequences fit; set CacheConfig.states to at most that, use a smaller model or dtype, "
+            "or end what else uses the memory"
+        )
+    return wanted if wanted is not None else min(STATES_PER_ROW * config.max_batch, fitting)
+
+
+def pool_size(
+    loaded: LoadedModel, cache: CacheConfig, bytes_per_token: int | None = None, reserved_bytes: int = 0
+) -> int:
     """Slots in the KV pool: the least of what the configuration says, else a share of free memory.
 
     bytes_per_token  of KV as it is kept; None: in the model's own dtype
+    reserved_bytes   of the free memory that the pool of states takes
     Raises ConfigError if not even two tokens fit, or if the configuration asks for more than is free on a GPU.
     """
     bytes_per_token = max(loaded.bytes_per_token if bytes_per_token is None else bytes_per_token, 1)
@@ -116,8 +145,8 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig, bytes_per_token: int | No
     if cache.max_bytes is not None:
         limits.append(cache.max_bytes // bytes_per_token)
     if cache.memory_share is not None:
-        limits.append(int(free_bytes(loaded.device) * cache.memory_share) // bytes_per_token)
-    num_slots = min(limits) if limits else _default_slots(loaded, bytes_per_token)
+        limits.append(int((free_bytes(loaded.device) - reserved_bytes) * cache.memory_share) // bytes_per_token)
+    num_slots = min(limits) if limits else _default_slots(loaded, bytes_per_token, reserved_bytes)
     num_slots = num_slots // cache.page_size * cache.page_size
     if num_slots < max(2, cache.page_size):
         raise ConfigError(
@@ -126,7 +155,7 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig, bytes_per_token: int | No
             "max_bytes or memory_share, or use a smaller model or dtype, or end what else uses the memory"
         )
     if loaded.device.type == "cuda" and loaded.lane == "paged":
-        _check_pool_fits(num_slots, bytes_per_token, free_bytes(loaded.device))
+        _check_pool_fits(num_slots, bytes_per_token, free_bytes(loaded.device) - reserved_bytes)
     return num_slots
 
 
@@ -141,8 +170,8 @@ def step_tokens(wanted: int | None, device: torch.device) -> int:
     return LARGE_STEP_TOKENS if fast and free_bytes(device) >= LARGE_STEP_FREE else STEP_TOKENS
 
 
-def _default_slots(loaded: LoadedModel, bytes_per_token: int) -> int:
-    free = free_bytes(loaded.device)
+def _default_slots(loaded: LoadedModel, bytes_per_token: int, reserved_bytes: int) -> int:
+    free = free_bytes(loaded.device) - reserved_bytes
     if loaded.device.type == "cuda":
         return int(free * GPU_SHARE) // bytes_per_token
     share = int(free * CPU_SHARE) // bytes_per_token

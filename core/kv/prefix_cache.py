@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from typing import Protocol
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from graftlm.core.config import CacheConfig
+from graftlm.core.errors import EngineError
 from graftlm.core.kv.pages import PagePool
 from graftlm.core.kv.radix import Node, Peek, RadixTree, eviction_key
+from graftlm.core.kv.states import MOVING, StateSlots
 from graftlm.core.metrics import PrefixMiss
-from graftlm.core.sequence import Sequence
+from graftlm.core.sequence import HeldSlots, Sequence
 from graftlm.kernels.wire_plan import Extent, clip_range
+
+if TYPE_CHECKING:
+    from graftlm.core.execution.step_plan import StepPlan
 
 GROWTH = 64  # slots taken at once for tokens to come
 MISS_TOKENS = 24  # how much of a missed prefix is kept for the report
@@ -27,6 +34,10 @@ MAX_SPARE = 8
 """The free part of the pool above which nothing is evicted for longer extents."""
 
 
+def _keep_nothing(node: Node) -> None:
+    pass
+
+
 class SnapshotLane(Protocol):
     """A runner that keeps prefixes itself, as whole snapshots of a model's own cache."""
 
@@ -39,15 +50,22 @@ class PrefixCache:
     """Owner of all KV slots: free + cached + in use == num_slots.
 
     lane  the serial lane's runner, which keeps prefixes itself: slots then only count memory, and the tree stays empty
+    num_states  slots in the pool of states, for a model that has layers with a state; 0 for all others. A cached prefix
+                then ends at the last node whose state is cached
     """
 
-    def __init__(self, num_slots: int, config: CacheConfig, lane: SnapshotLane | None = None) -> None:
+    def __init__(
+        self, num_slots: int, config: CacheConfig, lane: SnapshotLane | None = None, num_states: int = 0
+    ) -> None:
         self.pool = PagePool(num_slots // config.page_size * config.page_size)
-        self.tree = RadixTree(page_size=config.page_size, key=eviction_key(config))
+        self._pins: dict[int, Node] = {}
+        self._pinned: Counter[Node] = Counter()
+        self.states = StateSlots(num_states, self._pinned) if num_states else None
+        forget = self.states.forget if self.states is not None else _keep_nothing
+        self.tree = RadixTree(page_size=config.page_size, key=eviction_key(config), forget=forget)
         self.enabled = config.enabled and lane is None
         self.lane = lane
         self._publishes = config.enabled
-        self._pins: dict[int, Node] = {}
         self._pin_ids = itertools.count(1)
 
     @property
@@ -66,7 +84,11 @@ class PrefixCache:
     def peek(self, sequence: Sequence) -> Peek:
         """Where the cached prefix of `sequence` ends; the token whose logits are wanted is never part of it."""
         limit = sequence.first_logit if self.enabled else 0
-        return self.tree.peek(sequence.ids[:limit], sequence.request.namespace)
+        ids, namespace = sequence.ids[:limit], sequence.request.namespace
+        if self.states is None:
+            return self.tree.peek(ids, namespace)
+        found = self.tree.find_state(ids, namespace)
+        return Peek(found.node, found.length, None, 0)
 
     def start(self, sequence: Sequence) -> int:
         """Lock the cached prefix of `sequence` and make it the sequence's own beginning. -> its length in tokens"""
@@ -75,8 +97,10 @@ class PrefixCache:
             num_prompt = sequence.num_prompt_tokens
             return self.lane.start(sequence.number, ids, namespace, first_logit=first_logit, num_prompt=num_prompt)
         if not self.enabled:
+            self._start_state(sequence, None)
             return 0
-        match = self.tree.match(ids[:first_logit], namespace)
+        match = self.tree.match(ids[:first_logit], namespace, with_state=self.states is not None)
+        self._start_state(sequence, match.node)
         self.tree.lock(match.node)
         kv = sequence.kv
         kv.node, kv.shared, kv.num_shared = match.node, match.extents, match.length
@@ -86,10 +110,14 @@ class PrefixCache:
         """Report where the prompt leaves the cache, and what is there; None on a full hit. Call before `start`."""
         if not self.enabled or peek.length == sequence.first_logit:
             return None
+        num_cached = peek.length
+        if self.states is not None:
+            peek = self.tree.peek(sequence.ids[: sequence.first_logit], sequence.request.namespace)
         rest = sequence.prompt_ids[peek.length : peek.length + MISS_TOKENS]
         cached = self.tree.continuation(peek, MISS_TOKENS)
         shared = sequence.prompt_ids[max(0, peek.length - MISS_TOKENS) : peek.length]
-        return PrefixMiss(peek.length, tuple(shared.tolist()), tuple(cached.tolist()), tuple(rest.tolist()))
+        parts = tuple(shared.tolist()), tuple(cached.tolist()), tuple(rest.tolist())
+        return PrefixMiss(peek.length, *parts, num_without_state=peek.length - num_cached)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make room for the first `num_tokens` tokens of `sequence`; False, changing nothing, if there is none.
@@ -143,14 +171,103 @@ class PrefixCache:
         if self.lane is not None:
             self.lane.release(sequence.number)
         kv = sequence.kv
+        self._end_state(sequence, keep=publish)
         self.pool.free(kv.own)
         if kv.node is not None:
             self.tree.unlock(kv.node)
         kv.node, kv.shared, kv.num_shared, kv.own = None, [], 0, []
 
+    # -- states of layers that have one ------------------------------------------------------------------------
+
+    @property
+    def has_state_room(self) -> bool:
+        """Whether one more sequence can have a state."""
+        return self.states is None or self.states.available
+
+    def _start_state(self, sequence: Sequence, node: Node | None) -> None:
+        """Give `sequence` a copy of the state of `node`; of None, or a root, the state before any token."""
+        if self.states is None:
+            return
+        source = None if node is None else node.state
+        if node is not None:
+            self.states.touch(node)
+        slot = self.states.take()
+        if slot is None:
+            raise EngineError("all states are in use or pinned")
+        self.states.copy(slot, source)
+        sequence.kv.state = slot
+
+    def _end_state(self, sequence: Sequence, *, keep: bool) -> None:
+        """Make the state of `sequence` the checkpoint of its last published token, or free it."""
+        kv = sequence.kv
+        if self.states is None or kv.state is None:
+            return
+        if keep and self._may_attach(kv, kv.state):
+            assert kv.node is not None
+            self.states.attach(kv.node, kv.state)
+        else:
+            self.states.give(kv.state)
+        kv.state = None
+
+    def _may_attach(self, kv: HeldSlots, slot: int) -> bool:
+        """Whether the state in `slot` is of the last token that `kv` has published, and the first of its node."""
+        assert self.states is not None
+        if not self.enabled or kv.node is None or kv.num_shared == 0:
+            return False
+        return kv.node.state is None and self.states.consumed(slot) == kv.num_shared
+
+    def checkpoint(self, sequence: Sequence) -> None:
+        """Keep a copy of the state of `sequence` at its last published token, if there is room for one."""
+        kv = sequence.kv
+        if self.states is None or kv.state is None or not self._may_attach(kv, kv.state):
+            return
+        slot = self.states.take()
+        if slot is not None:
+            assert kv.node is not None
+            self.states.copy(slot, kv.state)
+            self.states.attach(kv.node, slot)
+
+    def with_states(self, plan: StepPlan) -> StepPlan:
+        """Name the slots of the rows' states in the step. Raises EngineError for a state of another token."""
+        states = self.states
+        if states is None:
+            return plan
+        slots: list[int] = []
+        for row in plan.rows:
+            slot = row.sequence.kv.state
+            consumed = states.consumed(slot) if slot is not None else None
+            if slot is None or consumed != row.past:
+                raise EngineError(f"a row of {row.past} tokens has the state after {consumed}")
+            states.count(slot, MOVING)
+            slots.append(slot)
+        wire = replace(plan.wire, state_slots=np.array(slots, np.int64), state_copies=states.send())
+        return replace(plan, wire=wire)
+
+    def advance(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that a launched step takes the state of `sequence` to its first `num_tokens` tokens."""
+        if self.states is not None and sequence.kv.state is not None:
+            self.states.confirm()
+            self.states.count(sequence.kv.state, num_tokens)
+
+    def is_ahead(self, sequence: Sequence) -> bool:
+        """Whether the state of `sequence` has consumed other tokens than its KV holds, because it was rewound."""
+        slot = sequence.kv.state
+        if self.states is None or slot is None:
+            return False
+        return self.states.consumed(slot) != sequence.progress.num_computed
+
+    def check_idle(self) -> None:
+        """Raise unless all slots and states were given back, and new checkpoints are of their nodes' last tokens."""
+        assert self.num_in_use == 0, f"{self.num_in_use} slots were not given back"
+        if self.states is not None:
+            assert self.states.num_in_use == 0, f"{self.states.num_in_use} states were not given back"
+            self.states.check_new()
+
     def clear(self) -> None:
         """Evict all that is neither in use nor pinned."""
         self._evict(self.tree.num_evictable)
+        if self.states is not None:
+            self.states.clear(self._pinned)
 
     def _evict(self, num_tokens: int) -> None:
         """Free the slots of at least `num_tokens` cached tokens, or of all that are unlocked. Only this evicts."""
@@ -161,9 +278,11 @@ class PrefixCache:
         node = sequence.kv.node
         if node is None:
             return None
+        self.checkpoint(sequence)
         self.tree.lock(node)
         pin = next(self._pin_ids)
         self._pins[pin] = node
+        self._pinned[node] += 1
         return pin
 
     def unpin(self, pin: int) -> None:
@@ -171,9 +290,15 @@ class PrefixCache:
         node = self._pins.pop(pin, None)
         if node is not None:
             self.tree.unlock(node)
+            self._pinned[node] -= 1
+            if not self._pinned[node]:
+                del self._pinned[node]
 
     def check_integrity(self, running: list[Sequence]) -> None:
         """Raise AssertionError unless every slot is owned once. For tests."""
         self.tree.check_integrity()
         owned = sum(e.size for sequence in running for e in sequence.kv.own)
         assert self.num_in_use == owned, f"{self.num_in_use} slots in use, {owned} owned"
+        if self.states is not None:
+            held = [sequence.kv.state for sequence in running]
+            self.states.check_integrity([slot for slot in held if slot is not None])

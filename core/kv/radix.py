@@ -22,7 +22,8 @@ class Node:
     """A run of tokens whose KV lies in one extent.
 
     `locks` counts the running sequences and pins at or below this node; only nodes without locks
-    are evicted. `last_access` is a tick of the tree's own clock, `hits` how often a match used the node.
+    are evicted. `last_access` is a tick of the tree's own clock, `hits` how often a match used the node. `state` is the
+    slot of the model's state after the node's last token (states.py), for a model with layers that have one.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Node:
         "created",
         "namespace",
         "queued",
+        "state",
     )
 
     def __init__(self, key: Ids, extent: Extent, parent: Node | None, tick: int, namespace: str) -> None:
@@ -49,10 +51,19 @@ class Node:
         self.hits = 0
         self.namespace = namespace
         self.queued = False
+        self.state: int | None = None
 
     @property
     def num_tokens(self) -> int:
         return len(self.key)
+
+    @property
+    def depth(self) -> int:
+        """Tokens up to the node's last one."""
+        depth, node = 0, self
+        while node.parent is not None:
+            depth, node = depth + node.num_tokens, node.parent
+        return depth
 
     def __repr__(self) -> str:
         return f"Node({self.num_tokens} tokens, {len(self.children)} children, {self.locks} locks)"
@@ -111,11 +122,20 @@ class RadixTree:
 
     One root per namespace. Keys are whole pages. The tree never touches the pool: slots that it lets go
     are returned to the caller, who frees them.
+
+    forget  called with a node before it is removed or cut: its state is of no use afterwards
     """
 
-    def __init__(self, *, page_size: int = 1, key: Callable[[Node], Any] = _lru) -> None:
+    def __init__(
+        self,
+        *,
+        page_size: int = 1,
+        key: Callable[[Node], Any] = _lru,
+        forget: Callable[[Node], None] = lambda node: None,
+    ) -> None:
         self.page_size = page_size
         self.key = key
+        self.forget = forget
         self.num_tokens = 0
         self.num_protected = 0
         self.version = 0
@@ -143,13 +163,22 @@ class RadixTree:
             node, length = child, length + common
         return Peek(node, length, None, 0)
 
-    def match(self, ids: Ids, namespace: str = "") -> Match:
+    def match(self, ids: Ids, namespace: str = "", *, with_state: bool = False) -> Match:
         """Find the longest cached prefix of `ids`, in whole pages.
 
         May split one node; never adds or frees slots. The slots stay valid only while the returned node
         is locked.
+
+        with_state  end at the last node of the path whose state is cached
         """
         tick = next(self._tick)
+        if with_state:
+            found = self.find_state(ids, namespace)
+            step = found.node
+            while step.parent is not None:
+                step.last_access, step.hits = tick, step.hits + 1
+                step = step.parent
+            return found
         node, length, extents = self.root(namespace), 0, []
         while child := self._child(node, ids, length):
             common = self._whole_pages(_common(child.key, ids[length:]))
@@ -162,6 +191,20 @@ class RadixTree:
             extents.append(child.extent)
             node, length = child, length + common
         return Match(node, extents, length)
+
+    def find_state(self, ids: Ids, namespace: str = "") -> Match:
+        """Find the last node of the path of `ids` whose state is cached. Changes nothing, as `peek`."""
+        node, length = self.root(namespace), 0
+        path: list[Extent] = []
+        found = Match(node, [], 0)
+        while child := self._child(node, ids, length):
+            if self._whole_pages(_common(child.key, ids[length:])) < child.num_tokens:
+                break
+            path.append(child.extent)
+            node, length = child, length + child.num_tokens
+            if node.state is not None:
+                found = Match(node, path[:], length)
+        return found
 
     def insert(self, ids: Ids, extents: Iterable[Extent], owned_from: int, namespace: str = "") -> Inserted:
         """Publish the KV of `ids`, whose slots are `extents` in order, in whole pages.
@@ -299,6 +342,7 @@ class RadixTree:
     def _remove(self, leaf: Node) -> Extent:
         parent = leaf.parent
         assert parent is not None
+        self.forget(leaf)
         del parent.children[self._first_page(leaf.key)]
         leaf.parent = None
         self.num_tokens -= leaf.num_tokens
@@ -306,6 +350,7 @@ class RadixTree:
         return leaf.extent
 
     def _trim(self, leaf: Node, keep: int) -> Extent:
+        self.forget(leaf)
         start, stop = leaf.extent
         self.num_tokens -= leaf.num_tokens - keep
         leaf.key, leaf.extent = leaf.key[:keep], Extent(start, start + keep)

@@ -20,6 +20,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.kv.kv_format import KVFormat, kv_format
 from graftlm.core.model.qualify import AttentionFactory, discover, launch_ragged
+from graftlm.core.state_layers.state_layers import has_states
 from graftlm.kernels.attention import StrictAttention
 from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention
 from graftlm.kernels.gpu.support import triton_problem
@@ -61,13 +62,13 @@ def rehearse(
     *,
     server: CompileServer | None = None,
 ) -> Rehearsal | None:
-    """Start to compile the kernels of the rest of the start. None where Triton does not run.
+    """Start to compile the kernels of the rest of the start. None where Triton does not run, and for hybrid models.
 
     The model stays unchanged. Before `wait`, no kernel of the model may be launched except by its own forward.
 
     server   compiles the kernels, until `wait` returns; None compiles in threads
     """
-    if triton_problem(loaded.device) is not None:
+    if triton_problem(loaded.device) is not None or has_states(loaded.model):
         return None
     form: Form = frozenset()
 

@@ -11,6 +11,8 @@ from graftlm.core.fusion.decoder_stack import stack_layers
 from graftlm.core.kv.kv_format import may_be_compact
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.qualify import AttentionFactory, Reference, batch_dependence, difference, discover, qualify
+from graftlm.core.state_layers.state_layer import UnknownVariant
+from graftlm.core.state_layers.state_layers import StateLayers
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.gpu.support import triton_problem
 
@@ -34,14 +36,26 @@ def choose_lane(
         loaded.lane_reason = f"its attention cannot be taken over: {type(failure).__name__}: {str(failure)[:200]}"
     else:
         loaded.layers, loaded.layer_of = found.layers, found.layer_of
-        loaded.lane_reason = _why_not_paged(loaded, reference, attention_factory, config)
+        loaded.lane_reason = _take_over_states(loaded) or _why_not_paged(loaded, reference, attention_factory, config)
     if loaded.lane_reason is None:
         loaded.lane = "paged"
-        if loaded.device.type == "cpu":
+        if loaded.device.type == "cpu" and loaded.states is None:
             stack_layers(loaded, lambda: difference(loaded, reference, attention_factory))
         return
     loaded.layers, loaded.layer_of = (), {}
+    if loaded.states is not None:
+        loaded.states.undo()
+        loaded.states = None
     warnings.warn(f"{loaded.name} runs in the serial lane, one sequence at a time: {loaded.lane_reason}", stacklevel=3)
+
+
+def _take_over_states(loaded: LoadedModel) -> str | None:
+    """Let our own forward run the layers with a state. -> the reason if it cannot"""
+    try:
+        loaded.states = StateLayers.of(loaded.model)
+    except UnknownVariant as reason:
+        return f"a layer with a state cannot be taken over: {reason}"
+    return None
 
 
 def _why_not_paged(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from graftlm.kernels.cpu.attention.backend import attend
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.kv_store import KVStore, LayerKV, allocate_kv
-from graftlm.kernels.wire_plan import Extent, Row, WirePlan
+from graftlm.kernels.wire_plan import RESERVED, ZERO, Extent, Row, WirePlan
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
@@ -56,6 +56,9 @@ ROWS, SOME_TOKENS = 8, 133
 
 STRICT_LENGTH = 200
 """Tokens of the sequence that checks strict mode: matmuls of one row, of few and of many."""
+
+WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mamba", "mlp", "moe"})
+"""Kinds of layers that do not attend, by their names in `layer_types`."""
 
 AttentionFactory = Callable[[KVStore], Attention]
 
@@ -155,7 +158,7 @@ def qualify(
         if reason is not None:
             return f"layer {layer}: {reason}"
     expected = getattr(loaded.text_config, "num_hidden_layers", len(loaded.layers))
-    if len(loaded.layers) != expected:
+    if not loaded.layers or (len(loaded.layers) != expected and loaded.states is None):
         return f"{len(loaded.layers)} of its {expected} layers attend through the attention interface"
     for limit, cause in context_limits(loaded.text_config, loaded.layers):
         if loaded.max_model_len > limit:
@@ -192,12 +195,13 @@ def context_limits(config: Any, layers: tuple[LayerSpec, ...]) -> Iterator[tuple
         if windowed and all(layer.window is None for layer in layers):
             yield int(window or 0), "its attention window is part of its mask"
         kinds = ()
+    kinds = [kind for kind in kinds if kind not in WITHOUT_ATTENTION]
     for kind, layer in zip(kinds, layers, strict=False):
         if kind == "sliding_attention" and layer.window is None:
             yield int(window or 0), "its attention window is part of its mask"
         elif kind == "chunked_attention":
             yield int(getattr(config, "attention_chunk_size", None) or 0), "its attention is cut into chunks"
-        elif kind not in ("full_attention", "sliding_attention"):
+        elif kind not in ("full_attention", "sliding_attention", "attention", "hybrid"):
             yield 0, f"its attention is of kind {kind!r}"
     stretch = stretched_context(config)
     if stretch is not None:
@@ -239,7 +243,7 @@ def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, c
     prompt = min(MIN_TOKENS + 4, loaded.max_model_len - 1)
     num_slots = max(many + 9, ROWS * few, prompt)
     store = allocate_kv(loaded.kv_layout, num_slots, loaded.dtype, loaded.device, compact=compact)
-    runner = PagedRunner(loaded, attention_factory(store))
+    runner = _runner(loaded, attention_factory(store), ROWS)
     places = ([Extent(0, many)], [Extent(many, many + 9)])
     for pieces in ([(0, many // 2), (0, 5)], [(0, many - 1), (0, 5)], [(many - 1, many), (5, 9)]):
         runner.forward(_plan([[0] * many, [0] * 9], places, pieces))
@@ -273,7 +277,7 @@ class _Ragged:
         self._loaded, self._reference = loaded, reference
         self._long, self._short = long, short = reference.sequences
         store = allocate_kv(loaded.kv_layout, len(long) + len(short), loaded.dtype, loaded.device, compact=compact)
-        self._runner = PagedRunner(loaded, attention_factory(store))
+        self._runner = _runner(loaded, attention_factory(store), 2)
         # The long sequence lies in one range of slots, the short one around it in two.
         self._places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])
         self._cut = len(long) - 1
@@ -349,12 +353,14 @@ def batch_dependence(loaded: LoadedModel, attention_factory: AttentionFactory) -
     attention = attention_factory(store)
     if isinstance(attention, StrictAttention):
         attention.strict = True
-    runner = PagedRunner(loaded, attention)
+    runner = _runner(loaded, attention, 2)
     alone = runner.forward(_plan([tokens], places[:1], [(0, len(tokens))])).clone()
     cut, few = len(tokens) - 5, len(tokens) - 2
     pieces = [
-        runner.forward(_plan([other, tokens], places[::-1], [(0, len(other) - 2), (0, cut)]))[len(other) - 2 :].clone(),
-        runner.forward(_plan([other, tokens], places[::-1], [(len(other) - 2, len(other) - 1), (cut, few)]))[
+        runner.forward(_plan([other, tokens], places[::-1], [(0, len(other) - 2), (0, cut)], [1, 0]))[
+            len(other) - 2 :
+        ].clone(),
+        runner.forward(_plan([other, tokens], places[::-1], [(len(other) - 2, len(other) - 1), (cut, few)], [1, 0]))[
             1:
         ].clone(),
         runner.forward(_plan([tokens, other], places, [(few, few + 1), (len(other) - 1, len(other))]))[:1].clone(),
@@ -383,11 +389,28 @@ def _plain(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def _plan(sequences: list[list[int]], places: tuple[list[Extent], ...], pieces: list[tuple[int, int]]) -> WirePlan:
-    """Return a step over tokens [first, last) of each sequence that returns all their logits."""
+def _runner(loaded: LoadedModel, attention: Attention, num_sequences: int) -> PagedRunner:
+    """Return a runner with states of so many sequences, if the model has any."""
+    states = loaded.states.pool(RESERVED + num_sequences, loaded.device) if loaded.states is not None else None
+    return PagedRunner(loaded, attention, states=states)
+
+
+def _plan(
+    sequences: list[list[int]],
+    places: tuple[list[Extent], ...],
+    pieces: list[tuple[int, int]],
+    numbers: list[int] | None = None,
+) -> WirePlan:
+    """Return a step over tokens [first, last) of each sequence that returns all their logits.
+
+    numbers  of the sequences' states; None: in order
+    """
+    slots = RESERVED + np.array(range(len(sequences)) if numbers is None else numbers, np.int64)
+    fresh = [[slot, ZERO] for slot, (first, _) in zip(slots, pieces, strict=True) if first == 0]
     ids: list[int] = []
     rows: list[Row] = []
     for tokens, place, (first, last) in zip(sequences, places, pieces, strict=True):
         rows.append(Row(len(ids), last - first, first, place))
         ids += tokens[first:last]
-    return WirePlan.of(rows, ids, range(len(ids)))
+    plan = WirePlan.of(rows, ids, range(len(ids)))
+    return replace(plan, state_slots=slots, state_copies=np.array(fresh, np.int64).reshape(-1, 2))

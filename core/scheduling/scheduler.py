@@ -15,6 +15,7 @@ from graftlm.core.execution.step_plan import ScheduledRow, StepPlan
 from graftlm.core.kv.prefix_cache import GROWTH, PrefixCache
 from graftlm.core.kv.radix import Node, Peek
 from graftlm.core.metrics import Counters
+from graftlm.core.scheduling.checkpoints import Checkpoints
 from graftlm.core.scheduling.step_retry import StepRetry
 from graftlm.core.scheduling.waiting_order import WaitingOrder
 from graftlm.core.sequence import Sequence
@@ -68,6 +69,7 @@ class Scheduler:
         self.failures: list[Failure] = []
         self.retry = StepRetry()
         self.order = WaitingOrder(config.schedule, cache, step_tokens, config.max_batch, config.seed)
+        self.checkpoints = Checkpoints(cache) if cache.states is not None else None
 
     @property
     def idle(self) -> bool:
@@ -115,8 +117,11 @@ class Scheduler:
 
     def retract_all(self) -> None:
         """Retract all running sequences. Tokens in flight are dropped, since their steps are given up."""
+        if self.cache.states is not None:
+            self.cache.states.reject()
         for sequence in list(self.running):
-            # a lane's own cache may be anywhere after a failure; slots hold what earlier steps computed
+            # a lane's own cache may be anywhere after a failure; slots hold what earlier steps computed. A state that
+            # the failed step was writing is not kept, because it is counted as MOVING
             self._stop(sequence, publish=self.cache.lane is None)
             self._wait(sequence)
         for sequence in self.waiting:
@@ -128,9 +133,14 @@ class Scheduler:
         budget = self.mixed_tokens if any(_streams(s) for s in running) else self.step_tokens
         rows: list[ScheduledRow] = []
         num_retracted = self.counters.retracted
+        if self.checkpoints is not None:
+            self.checkpoints.look(self.waiting)
         for sequence in running:
             if sequence.progress.status != "running":
                 continue  # retracted for an older one
+            if self.cache.is_ahead(sequence):
+                self._retract(sequence)  # it starts again from its last checkpoint
+                continue
             if row := self._next_row(sequence, budget):
                 try:
                     if not self._make_room(sequence, sequence.progress.num_computed + row.num_new):
@@ -159,9 +169,12 @@ class Scheduler:
             progress.num_computed = kv_len
             if progress.num_cached is None:
                 self._count_prompt(sequence, progress.num_reused)
+            self.cache.advance(sequence, kv_len)
             if past < num_prompt:
                 self.counters.computed_tokens += min(kv_len, num_prompt) - past
                 self.cache.publish(sequence)
+                if self.checkpoints is not None and self.checkpoints.due(sequence, kv_len):
+                    self.cache.checkpoint(sequence)
 
     def await_tokens(self, sequences: Iterable[Sequence]) -> None:
         """Count the tokens that a launched step samples on the device, in the order of its tokens."""
@@ -194,7 +207,10 @@ class Scheduler:
                 return
             if started:
                 peek = self.cache.peek(sequence)  # a start may have split the nodes of an earlier look
-            if self._waits_for_leader(sequence, peek, leaders):
+            if self.checkpoints is not None:
+                if self.checkpoints.waits(sequence, peek.length):
+                    continue
+            elif self._waits_for_leader(sequence, peek, leaders):
                 continue
             if not self._fits(sequence, peek, headroom):
                 if not self.running:
@@ -225,6 +241,8 @@ class Scheduler:
         if num_new > 1:
             if budget <= 0:
                 return None
+            if self.checkpoints is not None:
+                num_new = self.checkpoints.clip(sequence, past, num_new)
             if num_new > budget + self.step_tokens // SPARE:
                 num_new = budget
         if num_new <= 0:
@@ -282,16 +300,24 @@ class Scheduler:
         self.waiting.remove(sequence)
         sequence.progress.status = "running"
         self.running.append(sequence)
+        if self.checkpoints is not None:
+            self.checkpoints.start(sequence, self.waiting)
 
     def _fits(self, sequence: Sequence, peek: Peek, headroom: int) -> bool:
         needed = sequence.num_tokens - peek.length
         wanted = needed + min(GROWTH, max(sequence.remaining, 0)) + headroom
         available = self.cache.num_available - _unlocked(peek)
+        if not self.cache.has_state_room:
+            return False
         return available >= (wanted if self.running else needed)
 
     def _fail(self, sequence: Sequence) -> None:
         limit = self.cache.num_available
         self.remove(sequence, publish=False)
+        if not self.cache.has_state_room:
+            message = "every state is that of a pinned prefix; unpin one or raise CacheConfig.states"
+            self.failures.append(Failure(sequence, EngineError(message)))
+            return
         message = (
             f"the request needs {sequence.num_tokens:,} KV slots, the pool has {limit:,} that are not pinned; "
             "shorten it, unpin a prefix or raise CacheConfig.max_tokens"

@@ -15,7 +15,7 @@ from graftlm.core.model.load import load_model
 from tests.models import TURNED_PAGED, byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import sequence_of, serial_greedy, start
 
-KINDS = ["bloom", "mpt", "mamba", "mamba2", "falcon_h1", "jamba", "rwkv", "gptj", "falcon", "qwen3_next", "lfm2"]
+KINDS = ["bloom", "mpt", "mamba", "mamba2", "jamba", "rwkv", "gptj", "falcon"]
 """Biases inside the attention, recurrent states of several kinds, attention of their own."""
 
 

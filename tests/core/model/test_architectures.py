@@ -14,11 +14,11 @@ from tests.stepping import paged_greedy
 PAGED = """
 llama qwen2 qwen3 mistral mixtral gemma gemma2 gemma3 gemma4 phi phi3 olmo2 olmo3 granite gpt_oss qwen2_moe
 qwen3_moe starcoder2 cohere cohere2 glm4 glm4_moe smollm3 gpt2 gpt_neox opt deepseek_v2 deepseek_v3 llama4
-exaone4 ministral hunyuan ernie4_5 seed_oss stablelm nemotron
+exaone4 ministral hunyuan ernie4_5 seed_oss stablelm nemotron qwen3_next qwen3_5_text qwen3_5_moe_text lfm2 lfm2_moe
+bamba granitemoehybrid nemotron_h falcon_h1
 """
 SERIAL = """
-bloom mpt falcon gptj codegen qwen3_next jamba granitemoehybrid minimax recurrent_gemma falcon_h1 bamba lfm2
-mamba mamba2 rwkv
+bloom mpt falcon gptj codegen jamba minimax recurrent_gemma mamba mamba2 rwkv
 """
 
 

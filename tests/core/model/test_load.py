@@ -17,6 +17,7 @@ from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import stretched_context
+from graftlm.core.state_layers.state_layers import FAMILIES
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.kv_store import allocate_kv
@@ -159,7 +160,10 @@ def test_a_model_that_cannot_share_a_batch_gets_the_serial_lane_and_one_warning(
     assert loaded.kv_layout == ()
 
 
-def test_a_model_with_state_beside_its_attention_is_found_out_in_every_dtype() -> None:
+def test_a_model_with_an_unknown_state_beside_its_attention_is_found_out_in_every_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(FAMILIES, "FalconH1Mixer")
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.warns(UserWarning, match="serial lane"):
             assert load_model(tiny_model("falcon_h1").to(dtype), CPU, byte_tokenizer()).lane == "serial"
