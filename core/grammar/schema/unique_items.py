@@ -34,6 +34,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Implied,
     Literals,
     Not,
+    Number,
     Object,
     Reference,
     Shape,
@@ -294,10 +295,10 @@ class OneSpelling:
                 piece = replace(piece, patterns=(text_language.ONE_SPELLING,))
             found.append(piece)
         for number in algebra.pieces(shape, "number"):
-            is_literal = isinstance(number, Literals)
-            found.append(
-                _one_literals(number.texts) if is_literal else replace(number, one_spelling=not number.integer)
-            )
+            if isinstance(number, Number):
+                found.append(replace(number, one_spelling=not number.integer))
+            elif isinstance(number, Literals):
+                found.append(_one_literals(number.texts))
         found += self._containers(shape, depth)
         kept = [part for part in found if part is not None]
         return union(*kept) if len(kept) == len(found) else None
