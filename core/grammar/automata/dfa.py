@@ -67,7 +67,7 @@ class Dfa(StateTable):
         num_conflicts = 0
         with limited(limits):
             while True:
-                nfa = NfaBuilder(4 * limits.states, unrolled, counters).build(node)
+                nfa = NfaBuilder(2 * limits.states, unrolled, counters).build(node)
                 exploration = Exploration(nfa, limits)
                 conflict = exploration.run()
                 if conflict is None:

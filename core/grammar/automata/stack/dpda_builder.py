@@ -80,7 +80,7 @@ class _Builder:
         symbols = {name: 256 + i for i, name in enumerate(self._names)}
         written = {name: body for name, body in bodies.items() if name not in called or name in expanded}
         end = 256 + len(self._names)
-        builder = NfaBuilder(4 * limits.states, counters=False, symbols=symbols, bodies=written, product=product)
+        builder = NfaBuilder(2 * limits.states, counters=False, symbols=symbols, bodies=written, product=product)
         self._nfa = builder.build_rules(node, [(name, bodies[name]) for name in self._names], end)
 
     def build(self) -> Dpda:
