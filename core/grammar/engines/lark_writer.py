@@ -7,7 +7,7 @@ the rest rules. Where several terminals may come next, llguidance's lexer takes 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 from graftlm.core.errors import GrammarError
@@ -83,16 +83,8 @@ class _LarkWriter:
                 return " | ".join(map(self._choice, [*ways, *(item for item in items if item not in regular)]))
             case nodes.Repeat(item, low, high):
                 return f"({self._choice(item)}){_quantifier(low, high)}"
-            case nodes.Graph(rows, accepting):
-                return self._states(node, rows, accepting)
-            case nodes.Automaton(rows, accepting):
-                if any(high > 0x7F for row in rows for _, high, _ in row):
-                    raise GrammarError(
-                        "a combination of patterns beyond ASCII inside a constraint that contains itself cannot be "
-                        "kept; use one pattern instead of several"
-                    )
-                edges = [[(nodes.CharSet(((low, high),)), target) for low, high, target in row] for row in rows]
-                return self._states(node, edges, accepting)
+            case nodes.Graph() | nodes.Automaton():
+                return self._states(node)
             case _:
                 assert isinstance(node, nodes.Intersection | nodes.Difference)
                 return self._choice(product(node))
@@ -137,10 +129,16 @@ class _LarkWriter:
             self._words[name] = word
         return word
 
-    def _states(self, node: Node, rows: Iterable[Sequence[tuple[Node, int]]], accepting: frozenset[int]) -> str:
+    def _states(self, node: nodes.Graph | nodes.Automaton) -> str:
         """Return the rule of state 0. Each state has a rule, which names the rules of the states after it."""
         if id(node) not in self._graphs:
-            rows = list(rows)
+            graph = _as_graph(node)
+            if graph is None:
+                raise GrammarError(
+                    "a combination of patterns beyond ASCII inside a constraint that contains itself cannot be kept; "
+                    "use one pattern instead of several"
+                )
+            rows = graph.rows
             if len(rows) > MAX_STATES:
                 raise GrammarError(
                     f"an object with optional properties or a combination of patterns takes {len(rows):,} states, the "
@@ -153,7 +151,7 @@ class _LarkWriter:
                 ways = [
                     f"s{first + to}" if item == nodes.EMPTY else f"{self._atom(item)} s{first + to}" for item, to in row
                 ]
-                self._add(f"s{state}", " | ".join([*ways, '""'] if state - first in accepting else ways))
+                self._add(f"s{state}", " | ".join([*ways, '""'] if state - first in graph.accepting else ways))
         return self._graphs[id(node)][1]
 
     def _terminal(self, node: Node) -> str:
@@ -260,10 +258,21 @@ def _quantifier(low: int, high: int | None) -> str:
     return short or f"{{{low},{'' if high is None else high}}}"
 
 
+def _as_graph(node: nodes.Graph | nodes.Automaton) -> nodes.Graph | None:
+    """Return `node` with characters as edges; None for an automaton that reads bytes beyond ASCII."""
+    if isinstance(node, nodes.Graph):
+        return node
+    if node.num_edges and node.edges[:, 3].max() > 0x7F:
+        return None
+    rows = [tuple((nodes.CharSet(((low, high),)), target) for low, high, target in row) for row in node.rows]
+    return nodes.Graph(tuple(rows), frozenset(node.ends.tolist()))
+
+
 def _short_regex(node: nodes.Graph | nodes.Automaton) -> Node | None:
     """Return a node without states for `node`, by eliminating them; None if it grows large or needs single bytes."""
-    num = len(node.rows)
-    if num > _MAX_REGEX:
+    num = node.num_states if isinstance(node, nodes.Automaton) else len(node.rows)
+    graph = _as_graph(node) if num <= _MAX_REGEX else None
+    if graph is None:
         return None
     edges: list[dict[int, tuple[Node, int]]] = [{} for _ in range(num + 2)]  # the target's item and its size
 
@@ -277,19 +286,12 @@ def _short_regex(node: nodes.Graph | nodes.Automaton) -> Node | None:
         return size <= _MAX_REGEX
 
     add(num, 0, nodes.EMPTY, 0)
-    for state in node.accepting:
+    for state in graph.accepting:
         add(state, num + 1, nodes.EMPTY, 0)
-    if isinstance(node, nodes.Automaton):
-        for state, ranges in enumerate(node.rows):
-            for low, high, target in ranges:
-                if high > 0x7F:
-                    return None
-                add(state, target, nodes.CharSet(((low, high),)), 1)
-    else:
-        for state, ways in enumerate(node.rows):
-            for item, target in ways:
-                if not add(state, target, item, _num_nodes(item)):
-                    return None
+    for state, ways in enumerate(graph.rows):
+        for item, target in ways:
+            if not add(state, target, item, _num_nodes(item)):
+                return None
     left = set(range(num))
     while left:
         state = min(left, key=lambda s: len(edges[s]) * sum(s in row for row in edges))
@@ -359,8 +361,8 @@ class _Shortest:
                 return low * self._of(item)
             case nodes.Graph(rows, accepting):
                 return _shortest_walk([[(self._of(item), to) for item, to in row] for row in rows], accepting)
-            case nodes.Automaton(rows, accepting):
-                return _shortest_walk([[(1, to) for _, _, to in row] for row in rows], accepting)
+            case nodes.Automaton(ends=ends):
+                return _shortest_walk([[(1, to) for _, _, to in row] for row in node.rows], frozenset(ends.tolist()))
             case nodes.Intersection(items):
                 return max(map(self._of, items))
             case nodes.Difference(item):

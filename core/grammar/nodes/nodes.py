@@ -9,7 +9,7 @@
     Graph(rows, accepting)      a walk over states whose edges are nodes
     Intersection(items)         texts that all of them match
     Difference(item, minus)     texts that `item` matches and `minus` does not
-    Automaton(rows, accepting)  a byte automaton, as products of the two above become one
+    Automaton(edges, ends)      a byte automaton, as products of the two above become one
     Rule(name)                  a rule of a context-free grammar: such a node is not regular, and no automaton holds it
 
 Nodes may be shared: a schema that uses one definition in twenty places holds it once. Counted repeats need no care:
@@ -22,7 +22,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MAX_CODE_POINT = 0x10FFFF
 
@@ -130,24 +136,50 @@ class Difference(ComposedNode):
     minus: Node
 
 
-@composed
 class Automaton(ComposedNode):
-    """A byte automaton that starts in state 0: rows[state] are edges (low, high, target), inclusive and disjoint."""
+    """A byte automaton that starts in state 0.
 
-    rows: tuple[tuple[tuple[int, int, int], ...], ...]
-    accepting: frozenset[int]
+    edges  int32 [num_edges, 4]: source, target, lowest and highest byte, ordered by source, then byte; disjoint
+    ends   int32 [num_ends]: the accepting states, ascending
+    """
 
-    @property
-    def num_states(self) -> int:
-        return len(self.rows)
+    __match_args__ = ("num_states", "edges", "ends")
+
+    def __init__(self, num_states: int, edges: npt.NDArray[np.int32], ends: npt.NDArray[np.int32]) -> None:
+        self.num_states, self.edges, self.ends = num_states, edges, ends
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[tuple[int, int, int]]], accepting: Iterable[int]) -> Automaton:
+        """Return the automaton of rows[state], which lists edges (low, high, target) by their bytes."""
+        rows = list(rows)
+        edges = [(state, target, low, high) for state, row in enumerate(rows) for low, high, target in row]
+        return cls(len(rows), np.array(edges, np.int32).reshape(-1, 4), np.array(sorted(accepting), np.int32))
 
     @property
     def num_edges(self) -> int:
-        return sum(map(len, self.rows))
+        return len(self.edges)
 
     @property
     def is_nothing(self) -> bool:
-        return not self.accepting
+        return not len(self.ends)
+
+    @property
+    def rows(self) -> list[list[tuple[int, int, int]]]:
+        """Edges (low, high, target) of each state."""
+        rows: list[list[tuple[int, int, int]]] = [[] for _ in range(self.num_states)]
+        for source, target, low, high in self.edges.tolist():
+            rows[source].append((low, high, target))
+        return rows
+
+    @cached_property
+    def _key(self) -> tuple[int, bytes, bytes]:
+        return self.num_states, self.edges.tobytes(), self.ends.tobytes()
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or isinstance(other, Automaton) and self._key == other._key
 
 
 @simple
@@ -434,7 +466,7 @@ def nullable(node: Node) -> bool:
             return all(nullable(item) for item in items)
         case Difference(item, minus):
             return nullable(item) and not nullable(minus)
-        case Automaton(_, accepting):
-            return 0 in accepting
+        case Automaton():
+            return 0 in node.ends
         case Rule():
             return False

@@ -5,20 +5,16 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa.arrays import BLOCK, COPY, LITERAL, SKIP, SYMBOL, sort_edges, write_edges
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.nodes.nodes import Automaton, Range
-
-_MAX_KEPT_ROWS = 5000
 
 Extent = tuple[int, int, int]
 """How many states, edges and epsilon edges there are."""
@@ -75,6 +71,7 @@ class NfaEdges:
         self._texts = bytearray()
         self._copies: list[int] = []
         self._blocks: dict[int, tuple[int, Block]] = {}  # by id: where each begins among all that were added
+        self._automata: dict[int, tuple[Automaton, Block]] = {}  # by id of the automaton
         self._num_numbers = 0
         self.marks: dict[int, int] = {}
         self.regions: list[tuple[int, int, int]] = []
@@ -117,10 +114,8 @@ class NfaEdges:
         return self.add_block(_block_of_set(ranges), source)
 
     def add_automaton(self, node: Automaton, source: int) -> int:
-        if isinstance(node, ArrayAutomaton):
-            return self.add_block(_block_of_edges(node), source)
-        found = _kept_block(_Same(node)) if len(node.rows) <= _MAX_KEPT_ROWS else _block_of_automaton(node)
-        return self.add_block(found, source)
+        _, block = self._automata.get(id(node)) or self._automata.setdefault(id(node), (node, _block_of(node)))
+        return self.add_block(block, source)
 
     @property
     def extent(self) -> Extent:
@@ -205,39 +200,8 @@ def _block_of_set(ranges: tuple[Range, ...]) -> Block:
     return Block.of(graph.num_nodes - 1, edges, np.empty((0, 2), np.int32), 0)
 
 
-def _block_of_edges(node: ArrayAutomaton) -> Block:
+def _block_of(node: Automaton) -> Block:
     skips = np.empty((len(node.ends) + 1, 2), np.int32)
     skips[0] = -1, 0
     skips[1:, 0], skips[1:, 1] = node.ends, node.num_states
     return Block.of(node.num_states + 1, node.edges, skips, node.num_states)
-
-
-def _block_of_automaton(node: Automaton) -> Block:
-    num_states = len(node.rows)
-    flat = chain.from_iterable(chain.from_iterable(node.rows))
-    ways = np.fromiter(flat, np.int32).reshape(-1, 3)  # lowest and highest byte, target
-    edges = np.empty((len(ways), 4), np.int32)
-    edges[:, 0] = np.repeat(np.arange(num_states, dtype=np.int32), list(map(len, node.rows)))
-    edges[:, 1], edges[:, 2:] = ways[:, 2], ways[:, :2]
-    skips = [(-1, 0), *((state, num_states) for state in node.accepting)]
-    return Block.of(num_states + 1, edges, np.array(skips, np.int32), num_states)
-
-
-class _Same:
-    """A node as a key that equals no other node: to hash an automaton takes as long as to make a block of it."""
-
-    __slots__ = ("node",)
-
-    def __init__(self, node: Automaton) -> None:
-        self.node = node
-
-    def __hash__(self) -> int:
-        return id(self.node)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.node is other.node
-
-
-@lru_cache(maxsize=128)
-def _kept_block(same: _Same) -> Block:
-    return _block_of_automaton(same.node)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import pairs
 from graftlm.core.grammar.automata.products.byte_table import ByteTable, Int32Array
@@ -26,7 +25,7 @@ MAX_STATES = 20_000
 _NEVER = 0xFF
 _SLICE = 500_000
 """Pairs times classes of bytes between two looks at the clock: half a second at most, as Python."""
-_LEAVES = frozenset({nodes.Literal, nodes.CharSet, nodes.Empty, nodes.Automaton, ArrayAutomaton, nodes.Rule})
+_LEAVES = frozenset({nodes.Literal, nodes.CharSet, nodes.Empty, nodes.Automaton, nodes.Rule})
 """Kinds of nodes without a product in them."""
 
 
@@ -150,12 +149,7 @@ def _without_never(dfa: Dfa) -> ByteTable:
 
 
 def _expand(node: Automaton) -> ByteTable:
-    if isinstance(node, ArrayAutomaton):
-        edges = node.edges
-    else:
-        listed = [(state, target, low, high) for state, row in enumerate(node.rows) for low, high, target in row]
-        edges = np.array(listed, np.int32).reshape(-1, 4)
-    source, target, low, high = edges.T
+    source, target, low, high = node.edges.T
     starts = np.unique(np.concatenate([[0, 256], low, high + 1]))
     first, last = np.searchsorted(starts, low), np.searchsorted(starts, high + 1)
     widths = last - first
@@ -163,7 +157,7 @@ def _expand(node: Automaton) -> ByteTable:
     targets = np.zeros((node.num_states + 1, len(starts) - 1), np.int32)
     targets[np.repeat(source + 1, widths), np.repeat(first, widths) + along] = np.repeat(target + 1, widths)
     accepting = np.zeros(node.num_states + 1, bool)
-    accepting[[state + 1 for state in node.accepting]] = True
+    accepting[node.ends + 1] = True
     return ByteTable(np.repeat(np.arange(len(starts) - 1), np.diff(starts)), targets, accepting)
 
 
@@ -239,7 +233,5 @@ def _as_automaton(table: ByteTable) -> Automaton:
     highs = np.where(np.append(states[1:] != states[:-1], True), 256, np.append(lows[1:], 256)) - 1
     after = targets[states, columns]
     kept = after != 0
-    edges = list(zip(lows[kept].tolist(), highs[kept].tolist(), (after[kept] - 1).tolist(), strict=True))
-    ends = np.cumsum(np.bincount(states[kept], minlength=len(targets))).tolist()
-    rows = tuple(tuple(edges[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
-    return Automaton(rows, frozenset((np.flatnonzero(table.accepting) - 1).tolist()))
+    edges = np.stack([states[kept], after[kept] - 1, lows[kept], highs[kept]], axis=1).astype(np.int32)
+    return Automaton(len(targets), edges, (np.flatnonzero(table.accepting) - 1).astype(np.int32))

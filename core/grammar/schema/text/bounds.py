@@ -108,7 +108,7 @@ def _same_length_automaton(low: str, high: str) -> Node:
                     states.append(target)
                 row.append((0x30 + digit, 0x30 + digit, numbers[target]))
         rows.append(tuple(row))
-    return nodes.Automaton(tuple(rows), frozenset(numbers[state] for state in states if state[0] == len(low)))
+    return nodes.Automaton.of(rows, [numbers[state] for state in states if state[0] == len(low)])
 
 
 def _digits(first: int, last: int) -> Node:

@@ -16,11 +16,11 @@ from os.path import commonprefix
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import Node, Range
-from graftlm.core.grammar.schema.text.spelled_automaton import spelled
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 QUOTE = nodes.literal('"')
 RAW: tuple[Range, ...] = ((0x20, 0x21), (0x23, 0x5B), (0x5D, nodes.MAX_CODE_POINT))
+_RAW_BYTES = (*RAW[:2], (0x5D, 0xFF))
 _ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in (*range(0x20), 0x22, 0x5C)}
 
 
@@ -83,9 +83,31 @@ def spell(node: Node) -> Node:
         case nodes.Graph(rows, accepting):
             return nodes.Graph(tuple(tuple((spell(item), target) for item, target in row) for row in rows), accepting)
         case nodes.Automaton():
-            return spelled(node)
+            return _spelled(node)
         case nodes.Rule():
             raise AssertionError(f"the rule {node.name!r} is not a language of plain text")
+
+
+def _spelled(automaton: nodes.Automaton) -> nodes.Automaton:
+    """`automaton` with an escape in place of each byte that has one; the others stay as they are."""
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(automaton.num_states)]
+    for state, row in enumerate(automaton.rows):
+        behind: dict[bytes, int] = {}  # the states that follow the first bytes of an escape
+        for low, high, target in row:
+            rows[state] += [(max(low, a), min(high, b), target) for a, b in _RAW_BYTES if low <= b and a <= high]
+            for code, text in _ESCAPES.items():
+                if not low <= code <= high:
+                    continue
+                here, escape = state, text.encode()
+                for i, byte in enumerate(escape[:-1], 1):
+                    after = behind.get(escape[:i])
+                    if after is None:
+                        after = behind[escape[:i]] = len(rows)
+                        rows.append([])
+                        rows[here].append((byte, byte, after))
+                    here = after
+                rows[here].append((escape[-1], escape[-1], target))
+    return nodes.Automaton.of(map(sorted, rows), automaton.ends.tolist())
 
 
 def quoted(node: Node) -> Node:

@@ -1,12 +1,18 @@
-"""The trie of some names, and what leaves it, as the edges of an automaton."""
+"""The names that an object does not list, as a byte automaton: the trie of the listed names, and what leaves it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graftlm.core.grammar.automata.jit import Int32Array, loop
+from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.schema.text import json_text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
 
 FREE = 1
 """The state of a text after a character, whatever follows."""
+_encode = json.JSONEncoder(ensure_ascii=False, separators=("", "")).encode
 _QUOTE, _BACKSLASH = 0x22, 0x5C
 
 
@@ -100,3 +107,19 @@ def leave_trie(names: UInt8Array, text: Int32Array, text_ptr: Int32Array) -> tup
                 edges[num_edges] = text[e]
                 num_edges += 1
     return edges[:num_edges].copy(), ends[:num_ends].copy(), num_states + shift
+
+
+def names_but(names: Sequence[str]) -> nodes.Automaton:
+    """The automaton of `json_text.other_names`; `names` has at least one. Raises GrammarError for a lone surrogate."""
+    data = json_text.encoded(_encode(names)[1:-1])
+    edges, ends, num_states = leave_trie(np.frombuffer(bytearray(data), np.uint8), *_text())
+    return nodes.Automaton(num_states, edges, ends)
+
+
+@cache
+def _text() -> tuple[Int32Array, Int32Array]:
+    """The edges of any text that is not empty, as `leave_trie` wants them."""
+    found = product.product(nodes.concat(json_text.NAME_CHAR, nodes.star(json_text.TEXT_CHAR)))
+    assert found.edges[0].tolist() == [0, FREE, 0x20, 0x21]
+    starts = np.searchsorted(found.edges[:, 0], np.arange(found.num_states + 1))
+    return found.edges, starts.astype(np.int32)

@@ -206,7 +206,7 @@ def _float_automaton() -> Node:
     rows += [[*([digits(left + n - 1)] if n else []), *to_exponent] for n in range(MAX_DIGITS + 1)]
     rows += [[digits(left + n - 1)] if n else [] for n in range(MAX_DIGITS + 1)]
     accepting = {zero, ones, tens, *range(whole, points)}
-    return nodes.Automaton(tuple(map(tuple, rows)), frozenset(accepting))
+    return nodes.Automaton.of(rows, accepting)
 
 
 def _multiples(steps: tuple[Decimal, ...], integer: bool, num_whole: int | None = None) -> Node:
@@ -299,4 +299,4 @@ def _residue_automaton(modulus: int, places: int, with_point: bool, num_whole: i
             ]
         elif kind in ("point", "part", "rest"):
             row.append((zero_code, zero_code, state("rest", residue, places)))
-    return nodes.Automaton(tuple(tuple(sorted(row)) for row in rows), frozenset(accepting))
+    return nodes.Automaton.of(map(sorted, rows), accepting)

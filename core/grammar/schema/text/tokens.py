@@ -12,7 +12,7 @@ from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.schema.algebra.shapes import Number, Text
 from graftlm.core.grammar.schema.text import json_text
-from graftlm.core.grammar.schema.text.names import names_but
+from graftlm.core.grammar.schema.text.name_trie import names_but
 from graftlm.core.grammar.spec import JsonSchema, Options
 
 _Edge = tuple[Node, int]

@@ -110,23 +110,23 @@ def test_intersections_and_differences_are_kept() -> None:
 
 
 def test_an_automaton_beyond_ascii_is_refused() -> None:
-    wide = nodes.Automaton((((0xC3, 0xC3, 1),), ((0xA9, 0xA9, 2),), ()), frozenset({2}))
+    wide = nodes.Automaton.of([[(0xC3, 0xC3, 1)], [(0xA9, 0xA9, 2)], []], [2])
     with pytest.raises(GrammarError, match="beyond ASCII"):
         to_lark(nodes.concat(wide, nodes.Rule("r")), {"r": nodes.literal("x")})
 
 
 def test_an_automaton_without_a_short_regex_has_a_rule_for_each_state() -> None:
-    multiples = nodes.Automaton(
-        tuple(tuple((0x30 + d, 0x30 + d, (10 * r + d) % 13) for d in range(10)) for r in range(13)), frozenset({0})
+    multiples = nodes.Automaton.of(
+        [[(0x30 + d, 0x30 + d, (10 * r + d) % 13) for d in range(10)] for r in range(13)], [0]
     )
     text = to_lark(nodes.concat(nodes.literal("<"), multiples, nodes.literal(">")), {})
     assert [accepted(text, f"<{n}>") for n in (13, 169, 14, 1300)] == [True, True, False, True]
 
 
 def test_an_automaton_of_too_many_states_is_refused_where_the_library_would_overflow_its_stack() -> None:
-    rows = tuple(((0x61, 0x61, state + 1),) for state in range(1_001)) + ((),)
+    rows = [[(0x61, 0x61, state + 1)] for state in range(1_001)] + [[]]
     with pytest.raises(GrammarError, match="1,002 states, the limit of a context-free grammar is 1,000"):
-        to_lark(nodes.Automaton(rows, frozenset({1_001})), {})
+        to_lark(nodes.Automaton.of(rows, [1_001]), {})
 
 
 def test_a_rule_that_is_missing_is_named() -> None:

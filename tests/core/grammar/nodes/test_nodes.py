@@ -67,3 +67,12 @@ sys.stdout.buffer.write(pickle.dumps(node))
     done = subprocess.run([sys.executable, "-c", code], env=other, capture_output=True, check=True)
     node = nodes.concat(RULE, nodes.optional(B))
     assert {node: "here"}[pickle.loads(done.stdout)] == "here"
+
+
+def test_automata_with_the_same_edges_are_equal() -> None:
+    rows = [[(0x61, 0x61, 2), (0x62, 0x7A, 1)], [], [(0x61, 0x7A, 1)]]
+    found = nodes.Automaton.of(rows, [1])
+    assert found.edges.tolist() == [[0, 2, 0x61, 0x61], [0, 1, 0x62, 0x7A], [2, 1, 0x61, 0x7A]]
+    assert found.rows == rows and not found.is_nothing
+    assert found == nodes.Automaton.of(rows, [1]) != nodes.Automaton.of(rows, [2])
+    assert hash(found) == hash(nodes.Automaton.of(rows, [1])) and nodes.Automaton.of(rows, []).is_nothing

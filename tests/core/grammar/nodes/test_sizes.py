@@ -19,7 +19,7 @@ def test_a_survey_is_kept_with_its_node() -> None:
 def test_a_node_that_holds_what_has_no_text_may_not_end() -> None:
     lone = nodes.CharSet(((0xD800, 0xDFFF),))
     around = nodes.Graph((((nodes.literal("a"), 0),),), frozenset())
-    empty = nodes.Automaton(((),), frozenset())
+    empty = nodes.Automaton.of([[]], [])
     for part in (lone, around, empty, nodes.NOTHING):
         assert not survey(nodes.Concat((A, part))).ends
     assert survey(nodes.CharSet(((0xD800, 0xE000),))).ends

@@ -74,3 +74,12 @@ def test_escapes_are_written_with_what_they_share() -> None:
 def test_a_lone_surrogate_cannot_be_written() -> None:
     with pytest.raises(GrammarError, match="lone surrogate"):
         json_text.string("a\ud800")
+
+
+@pytest.mark.parametrize("pattern", ["(?s:.*)", r'["\\]*', r"[\x00-\x1f]", "a|é😀", r"(?:a|b|\n){3}"])
+def test_an_automaton_is_spelled_as_its_texts_are(pattern: str) -> None:
+    plain = product.product(parse(pattern))
+    written = json_text.spell(plain)
+    for text in ("", "a", "é😀", '"', "\\", '\\"a', "\n", "\t\r", "\x00", "\x1f", "\x0b", "ab\n", "\x7f"):
+        assert product.matches(written, spelled(text)) == product.matches(plain, text)
+    assert not any(product.matches(written, text) for text in ('"', "\\", "\n", "\x00"))

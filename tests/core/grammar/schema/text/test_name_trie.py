@@ -5,7 +5,7 @@ from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.text import json_text
-from graftlm.core.grammar.schema.text.names import names_but
+from graftlm.core.grammar.schema.text.name_trie import names_but
 
 LISTS = [["a"], [""], ["ab", "abc", "b"], ["é", "è", "e"], ['a"b', "a\\", "a\n", "a/b"], ["\U0001f600", "\U0001f601x"]]
 
@@ -22,7 +22,7 @@ def test_a_state_of_the_trie_has_an_edge_for_each_letter_and_for_those_between()
     first, after_a = automaton.rows[0], automaton.rows[len(automaton.rows) - 3]
     assert [(low, high) for low, high, _ in first if 0x5D <= low <= 0x7F] == [(0x5D, 0x60), (0x61, 0x61), (0x62, 0x7F)]
     assert [low for low, _, _ in after_a if 0x5D <= low <= 0x7F] == [0x5D, 0x62, 0x63, 0x64, 0x65]
-    assert automaton.num_states - 1 not in automaton.accepting
+    assert automaton.num_states - 1 not in automaton.ends
 
 
 def test_a_name_that_utf8_cannot_write_is_refused() -> None:
