@@ -20,7 +20,13 @@ from graftlm.core.model.description import dtype_of, model_config
 from graftlm.core.model.gguf.families import dtype_name
 from graftlm.core.model.gguf.folder import listed_gguf
 from graftlm.core.model.gguf.reader import GgufFile
-from graftlm.core.model.quantised.format_check import check_format, check_unexpected, tensor_header
+from graftlm.core.model.quantised.format_check import (
+    METHODS,
+    check_format,
+    check_unexpected,
+    quantization_of,
+    tensor_header,
+)
 from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
 
 if TYPE_CHECKING:
@@ -118,10 +124,14 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     gguf = listed_gguf(source)
     if gguf is not None:
         return _read_gguf(gguf, source, config, device)
+    method = check_format(source, model_config(source, config)) if not config.trust_remote_code else None
+    if method is not None and config.quantization is not None:
+        raise _quantised_already(source, config)
+    if method in METHODS and (quantised := _read_quantised(source, config, device)) is not None:
+        return quantised
     options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
     if config.quantization is not None:
         options["quantization_config"] = _quantization_config(config.quantization)
-    method = check_format(source, model_config(source, config)) if not config.trust_remote_code else None
     may_not_fit = device.type == "cuda" or may_be_too_large(source, device)
     if config.quantization is None and may_not_fit and (described := _described(source, config, device)) is not None:
         check_weights_fit(source, described, device)
@@ -152,14 +162,57 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     return loaded
 
 
+def _quantised_already(name: str, config: EngineConfig) -> ConfigError:
+    return ConfigError(
+        f"quantization is {config.quantization!r}, but {name!r} is quantised already; leave quantization out"
+    )
+
+
+def _read_quantised(source: str, config: EngineConfig, device: torch.device) -> nn.Module | None:
+    """Read a quantised checkpoint with its weights in the dtype of the model; None if these do not fit on a GPU.
+
+    The packages of the formats may keep them packed there.
+    """
+    from graftlm.core.model.quantised.checkpoint import read_checkpoint
+
+    hf_config = model_config(source, config)
+    described = _described(source, config, device)
+    try:
+        if described is not None:
+            check_weights_fit(source, described, device)
+    except ModelError:
+        if device.type == "cuda":
+            return None
+        raise
+    chosen = choose_dtype(config, device)
+    own = getattr(hf_config, "dtype", None)
+    dtype = chosen if isinstance(chosen, torch.dtype) else torch.float32 if own is torch.float32 else torch.bfloat16
+    folder = _snapshot(source)
+    quantization = quantization_of(hf_config, folder)
+    assert quantization is not None
+    try:
+        with _progress_bars(shown=False):
+            return read_checkpoint(source, folder, hf_config, quantization, dtype)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise ModelError(f"no model could be loaded from {source!r}: {why_not(source, error)}") from error
+
+
+def _snapshot(source: str) -> Path:
+    """Return the folder of a model's files, downloaded if they are not on this machine."""
+    if os.path.isdir(source):
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json"]
+    return Path(snapshot_download(source, allow_patterns=patterns, local_files_only=only_local(source)))
+
+
 def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.device) -> nn.Module:
     from graftlm.core.model.gguf.weights import read_model
 
     name = str(file.paths[0])
     if config.quantization is not None:
-        raise ConfigError(
-            f"quantization is {config.quantization!r}, but {name!r} is quantised already; leave quantization out"
-        )
+        raise _quantised_already(name, config)
     described = _described(source, config, device)
     if described is not None and may_be_too_large(source, device):
         check_weights_fit(name, described, device)

@@ -17,6 +17,9 @@ from typing import Any
 
 from graftlm.core.errors import ModelError
 
+METHODS = frozenset({"compressed-tensors", "fp8", "awq", "gptq", "bitsandbytes", "torchao", "mxfp4", "modelopt"})
+"""The quantization methods that checkpoint.py reads."""
+
 _SUFFIXES: dict[str, frozenset[str]] = {
     ".weight_scale": frozenset({"compressed-tensors", "modelopt", "fbgemm_fp8", "quark", "bitnet"}),
     ".weight_scale_inv": frozenset({"fp8"}),
@@ -51,7 +54,7 @@ def check_format(source: str, hf_config: Any) -> str | None:
     hf_config  the configuration of the model; its `quantization_config` is a dictionary, an object or missing
     Raises ModelError for an unknown method, and for tensors that another method has written.
     """
-    folder = _folder(source)
+    folder = local_folder(source)
     quantization = quantization_of(hf_config, folder)
     method = str(quantization["quant_method"]) if quantization is not None else None
     if method is not None and method not in _methods():
@@ -117,13 +120,13 @@ def _loads_in_bits(described: Mapping[str, Any]) -> bool:
 
 
 def _methods() -> set[str]:
-    """Return the methods that can be read: those of transformers, whose packages it asks for."""
+    """Return the methods that can be read, here or by transformers, which asks for their packages."""
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-    return set(AUTO_QUANTIZATION_CONFIG_MAPPING)
+    return {*AUTO_QUANTIZATION_CONFIG_MAPPING, *METHODS}
 
 
-def _folder(source: str) -> Path | None:
+def local_folder(source: str) -> Path | None:
     """Return the local folder of a model's files; None if they are not on this machine."""
     if os.path.isdir(source):
         return Path(source)

@@ -1,0 +1,126 @@
+"""Read quantised checkpoints of Hugging Face without the packages of their formats.
+
+Quantised weights get their values one by one, in the dtype that the model computes in, under the names of plain ones;
+transformers then builds the model from them as from any state, and merges experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from graftlm.core.errors import ModelError
+from graftlm.core.model.quantised.format_check import check_unexpected
+from graftlm.core.model.quantised.formats import Unread, mxfp4, read_layer, unreadable
+
+_PART = re.compile(
+    r"(?P<layer>.+?)(?:\.weight:|\.)(?P<part>weight_packed|weight_scale_inv|weight_scale_2|weight_scale|weight_shape"
+    r"|weight_zero_point|weight_g_idx|weight_global_scale|qweight|qzeros|scales|g_idx|SCB|weight_format"
+    r"|_weight_qdata|_weight_scale|_weight_zero_point"
+    r"|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+))"
+)
+"""A tensor that belongs to a quantised weight beside or instead of `weight`."""
+
+_MXFP4 = re.compile(r"(?P<name>.+)_(?P<part>blocks|scales)")
+_UNUSED = re.compile(r".+\.(?:[qkv]_scale|kv_scale|input_scale|output_scale|input_global_scale|input_zero_point)")
+"""Scales of activations and KV, which no weight needs: this runtime computes its own."""
+
+
+def read_checkpoint(
+    source: str, folder: Path, hf_config: Any, quantization: Mapping[str, Any], dtype: torch.dtype
+) -> nn.Module:
+    """Return the model of a folder of safetensors files, with its weights in `dtype`.
+
+    quantization  the quantization_config with its quant_method
+    Raises ModelError for tensors that are missing, or that belong to no supported format.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    if hasattr(hf_config, "quantization_config"):
+        del hf_config.quantization_config
+    with torch.device("meta"):
+        described = model_class(hf_config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
+    state = dict(_state(source, folder, quantization, shapes, dtype))
+    read: Any = model_class.from_pretrained(
+        None, config=hf_config, state_dict=state, dtype=dtype, output_loading_info=True
+    )
+    model, report = read
+    check_unexpected(source, report["unexpected_keys"], None)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{source!r} lacks {len(missing)} weights, {missing[0]!r} first; its files are incomplete or of another "
+            "architecture than its config.json says"
+        )
+    model.config.name_or_path = source
+    loaded: nn.Module = model
+    return loaded
+
+
+def _state(
+    source: str,
+    folder: Path,
+    quantization: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of all files by the names of plain weights."""
+    files = _TensorFiles(folder)
+    layers: dict[str, dict[str, str]] = {}
+    experts: dict[str, dict[str, str]] = {}
+    for name in files.names:
+        if quantization["quant_method"] == "mxfp4" and (found := _MXFP4.fullmatch(name)):
+            experts.setdefault(found["name"], {})[found["part"]] = name
+        elif found := _PART.fullmatch(name):
+            layers.setdefault(found["layer"], {})[found["part"]] = name
+    taken = {name for parts in (*layers.values(), *experts.values()) for name in parts.values()}
+    for layer, parts in layers.items():
+        if f"{layer}.weight" in files.names:
+            parts["weight"] = f"{layer}.weight"
+            taken.add(f"{layer}.weight")
+        try:
+            tensors = {part: files.read(name) for part, name in parts.items() if part != "weight_format"}
+            weight = read_layer(tensors, quantization, shapes.get(f"{layer}.weight"), dtype)
+        except (Unread, KeyError, ValueError) as error:
+            raise unreadable(source, layer, error) from error
+        yield f"{layer}.weight", weight.dense()
+    for name, parts in experts.items():
+        blocks, scales = (files.read(parts[part]) for part in ("blocks", "scales"))
+        values = mxfp4(blocks, scales, dtype).dense().view(*blocks.shape[:2], -1)
+        yield name, values.transpose(1, 2).contiguous()
+    for name in files.names:
+        if name not in taken and not _UNUSED.fullmatch(name):
+            tensor = files.read(name)
+            if not tensor.is_floating_point() or tensor.element_size() < 2:
+                raise unreadable(source, name, f"it is {tensor.dtype} without a scale")
+            yield name, tensor
+
+
+class _TensorFiles:
+    """The tensors of the safetensors files of a folder, mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise ModelError(f"{str(folder)!r} has no safetensors files, the only ones that are read quantised")
+        self._files: dict[str, Any] = {}
+        for path in paths:
+            file: Any = safe_open(str(path), "pt")
+            self._files |= dict.fromkeys(file.keys(), file)
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        return self._files
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
