@@ -117,6 +117,10 @@ def _common(a: Ids, b: Ids) -> int:
     return first if length and different[first] else length
 
 
+def _root(namespace: str) -> Node:
+    return Node(np.empty(0, np.int32), Extent(0, 0), None, 0, namespace)
+
+
 class RadixTree:
     """Which token prefixes are cached, and in which slots.
 
@@ -150,12 +154,12 @@ class RadixTree:
 
     def root(self, namespace: str = "") -> Node:
         if namespace not in self._roots:
-            self._roots[namespace] = Node(np.empty(0, np.int32), Extent(0, 0), None, 0, namespace)
+            self._roots[namespace] = _root(namespace)
         return self._roots[namespace]
 
     def peek(self, ids: Ids, namespace: str = "") -> Peek:
         """Find where a match of `ids` would end. Changes nothing, not even the order of eviction."""
-        node, length = self.root(namespace), 0
+        node, length = self._roots.get(namespace) or _root(namespace), 0
         while child := self._child(node, ids, length):
             common = self._whole_pages(_common(child.key, ids[length:]))
             if common < child.num_tokens:
@@ -322,8 +326,11 @@ class RadixTree:
         return upper
 
     def _offer(self, node: Node) -> None:
-        """Queue `node` for eviction if it is an unlocked leaf."""
-        if not node.children and node.locks == 0 and node.parent is not None and not node.queued:
+        """Queue `node` for eviction if it is an unlocked leaf; drop the root of a namespace that is empty."""
+        if node.parent is None:
+            if not node.children and node.locks == 0 and self._roots.get(node.namespace) is node:
+                del self._roots[node.namespace]
+        elif not node.children and node.locks == 0 and not node.queued:
             node.queued = True
             heapq.heappush(self._heap, (self.key(node), next(self._order), node))
 

@@ -140,3 +140,21 @@ def test_counters_and_slots_agree_after_any_sequence_of_operations(operations: l
         tree.check_integrity()
         held = slots([n.extent for n in tree.nodes()])
         assert sorted(held + freed) == list(range(next_slot))  # free + cached == all
+
+
+def test_the_root_of_a_namespace_goes_with_its_last_node() -> None:
+    tree = RadixTree()
+    for i in range(50):
+        tree.peek(ids(1, 2), f"peeked {i}")
+        match = tree.match(ids(1, 2), f"locked {i}")
+        tree.lock(match.node)
+        inserted = tree.insert(ids(1, 2), [Extent(2 * i, 2 * i + 2)], owned_from=0, namespace=f"locked {i}")
+        tree.lock(inserted.node)
+        tree.unlock(match.node)
+        tree.unlock(inserted.node)
+    assert len(tree._roots) == 50
+    tree.evict(40)
+    assert len(tree._roots) == 30
+    tree.evict(1000)
+    assert tree._roots == {}
+    tree.check_integrity()
