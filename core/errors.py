@@ -55,6 +55,10 @@ class GrammarError(GraftError, ValueError):
         self.position = position
 
 
+class Overloaded(GraftError):
+    """Too much work of one kind waits already; the same request may succeed later."""
+
+
 class RequestTooLong(GraftError):
     """A request exceeds the context or the KV pool.
 

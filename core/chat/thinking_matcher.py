@@ -84,6 +84,9 @@ def behind_thinking(rule: ThinkingRule, grammar: Future[Grammar] | None) -> Futu
             wrapped.set_result(ThinkingGrammar(rule, compiled.result()))
 
     grammar.add_done_callback(wrap)
+    abandon = getattr(grammar, "abandon", None)
+    if abandon is not None:
+        wrapped.abandon = abandon  # type: ignore[attr-defined]
     return wrapped
 
 

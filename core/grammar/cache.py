@@ -4,35 +4,69 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, GrammarError, Overloaded, RequestCancelled
 from graftlm.core.grammar import budget
-from graftlm.core.grammar.compile import Grammar, compile_spec, read_options
+from graftlm.core.grammar.budget import WALL_FACTOR, limited
+from graftlm.core.grammar.compile import Grammar, compile_spec, read_options, size_of
 from graftlm.core.grammar.masks.rows.workers import Workers
-from graftlm.core.grammar.spec import JsonSchema, Options, Spec
+from graftlm.core.grammar.spec import JsonSchema, Limits, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 MAX_BYTES = 512 << 20
 NUM_THREADS = 2
-"""Threads that compile: mostly Python code, of which one thread runs at a time. The second one compiles small
-constraints while a large one takes its seconds."""
+"""Threads that compile: mostly Python code, of which one thread runs at a time."""
+
+QUICK = Limits(seconds=0.25)
+"""A constraint that takes longer is given up and compiled on a thread for slow ones, so that others need not wait. The
+99th percentile of public schemas takes a quarter of it."""
+
+LARGE_CHARS = 1 << 14
+"""Parts of longer constraints, and of slow ones, are not kept in the caches of parts: they would hold their memory."""
 
 _COUNTED_AT_ONCE = 10
 """Cached grammars per new grammar after which their memory is counted again, because counting visits all of them."""
 
 _threads = Workers(NUM_THREADS, "grammar")
+_slow_threads = Workers(1, "slow grammar")
 _caches: weakref.WeakSet[GrammarCache] = weakref.WeakSet()
+
+
+class Compilation(Future[Grammar]):
+    """A grammar that is being compiled, for all requests that wait for it. It cannot be cancelled.
+
+    num_waiting  requests that wait and have not given up
+    begun        whether a thread compiles it
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        super().__init__()
+        self._counting = lock  # the cache's
+        self.num_waiting = 1
+        self.begun = False
+        self.set_running_or_notify_cancel()
+
+    def abandon(self) -> None:
+        """Note that one of the waiting requests has ended. Without any, a compilation that has not begun is dropped."""
+        with self._counting:
+            self.num_waiting -= 1
 
 
 class GrammarCache:
     """An LRU cache of grammars by (constraint, options, vocabulary). Thread-safe.
 
     max_bytes  approximate limit of the memory of cached grammars, their masks included
+
+    max_queued  limit of the constraints that wait for a thread, or None; one more raises Overloaded
 
     Errors are not cached: all waiting callers get the error of a constraint, and the next caller compiles it again.
     """
@@ -45,6 +79,7 @@ class GrammarCache:
         if max_bytes < 0:
             raise ConfigError(f"max_bytes is {max_bytes}; it must be 0 (keep nothing) or more")
         self.max_bytes = max_bytes
+        self.max_queued: int | None = None
         self._compiler = compiler
         self._num_uncounted = 0
         # Least recently used first. A future per grammar would add eleven objects that the garbage collector visits.
@@ -57,7 +92,7 @@ class GrammarCache:
     def _start(self) -> None:
         """Make the lock and the futures of this process; a fork keeps the grammars that its parent has compiled."""
         self._lock = threading.Lock()
-        self._futures: dict[Hashable, Future[Grammar]] = {}  # of grammars that are being compiled
+        self._futures: dict[Hashable, Compilation] = {}  # of grammars that are being compiled
 
     def submit(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
         """Compile on a worker thread. Equal constraints share one future, which cannot be cancelled."""
@@ -71,14 +106,17 @@ class GrammarCache:
                 future: Future[Grammar] = Future()
                 future.set_result(grammar)
                 return future
-            if key in self._futures:
+            compiling = self._futures.get(key)
+            if compiling is not None:
                 self.num_hits += 1
-                return self._futures[key]
+                compiling.num_waiting += 1
+                return compiling
+            if self.max_queued is not None and len(self._futures) > self.max_queued:
+                raise Overloaded(f"{len(self._futures):,} constraints are being compiled; try again later")
             self.num_misses += 1
-            future = self._futures[key] = Future()
-            future.set_running_or_notify_cancel()  # a caller must not cancel a future that other callers wait for
-        _threads.submit(self._compile, key, future, spec, vocabulary, given)
-        return future
+            compiling = self._futures[key] = Compilation(self._lock)
+        _threads.submit(self._compile, key, compiling, spec, vocabulary, given)
+        return compiling
 
     def get(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
         """Return the grammar, after it is compiled."""
@@ -106,10 +144,42 @@ class GrammarCache:
             self._kept.clear()
 
     def _compile(
-        self, key: Hashable, future: Future[Grammar], spec: Spec, vocabulary: Vocabulary, options: Options
+        self,
+        key: Hashable,
+        future: Compilation,
+        spec: Spec,
+        vocabulary: Vocabulary,
+        options: Options,
+        *,
+        quick: bool = True,
     ) -> None:
+        with self._lock:
+            if future.num_waiting <= 0 and not future.begun:
+                self._futures.pop(key, None)
+                future.set_exception(RequestCancelled("no request waits for the constraint any more"))
+                return
+            future.begun = True
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        quick = quick and options.limits.seconds > QUICK.seconds
         try:
-            grammar = self._compiler(spec, vocabulary, options)
+            try:
+                with limited(QUICK) if quick else nullcontext():
+                    grammar = self._compiler(spec, vocabulary, options)
+            except GrammarError:
+                # the short time may be the cause; and an engine that took too long may have made way for another one
+                spent_s = time.thread_time() - began_cpu_s
+                late = time.monotonic() - began_s > WALL_FACTOR * QUICK.seconds
+                if not quick or (spent_s < QUICK.seconds and not late):
+                    raise
+                self._compile_slowly(key, future, spec, vocabulary, options)
+                return
+            finally:
+                took_s = time.thread_time() - began_cpu_s
+                if took_s > QUICK.seconds or size_of(spec) > LARGE_CHARS:
+                    _forget_parts()
+            if quick and took_s > QUICK.seconds:
+                self._compile_slowly(key, future, spec, vocabulary, options)
+                return
             prepare: Callable[[], None] | None = getattr(grammar.compiled, "prepare_endings", None)
             if prepare is not None and isinstance(spec, JsonSchema):  # closed where max_tokens ends
                 prepare()
@@ -120,6 +190,12 @@ class GrammarCache:
             return
         future.set_result(grammar)
         self._keep(key, future, grammar)
+
+    def _compile_slowly(
+        self, key: Hashable, future: Compilation, spec: Spec, vocabulary: Vocabulary, options: Options
+    ) -> None:
+        future.begun = False
+        _slow_threads.submit(self._compile, key, future, spec, vocabulary, options, quick=False)
 
     def _keep(self, key: Hashable, future: Future[Grammar], grammar: Grammar) -> None:
         """Cache a new grammar, and drop the least recently used ones above the limit of memory."""
@@ -139,6 +215,19 @@ class GrammarCache:
         return sum([grammar.num_bytes for grammar in self._kept.values()])
 
 
+def _forget_parts() -> None:
+    """Clear the caches of parts of constraints in all modules of the grammar; tables without a limit stay."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PACKAGE):
+            for value in list(vars(module).values()):
+                if isinstance(value, _CACHED) and value.cache_parameters()["maxsize"] is not None:
+                    value.cache_clear()
+
+
+_PACKAGE = __name__.rpartition(".")[0] + "."
+_CACHED = type(lru_cache(maxsize=1)(len))
+
+
 def _start_all() -> None:
     for cache in list(_caches):
         cache._start()
@@ -150,6 +239,11 @@ if hasattr(os, "register_at_fork"):
 atexit.register(budget.stop)  # before the exit waits for the threads
 
 _shared = GrammarCache()
+
+
+def limit_queue(max_queued: int) -> None:
+    """Limit the constraints of this process that wait for a thread; one more raises Overloaded."""
+    _shared.max_queued = max_queued
 
 
 def submit_compile(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:

@@ -115,7 +115,7 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
         raise ConfigError(
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
         )
-    _check_size(spec, options.limits)
+    _checksize_of(spec, options.limits)
     handled = sys.exception()
     try:
         with limited(options.limits), paused():
@@ -316,8 +316,8 @@ def _by_llguidance(language: Language, vocabulary: Vocabulary) -> Grammar:
     return language.grammar("llguidance", LlguidanceGrammar.from_lark(text, vocabulary))
 
 
-def _size(spec: Spec) -> int:
-    """Characters of a constraint."""
+def size_of(spec: Spec) -> int:
+    """Return the characters of a constraint; 0 for a Composite, whose parts were lowered before."""
     match spec:
         case Regex(text) | Lark(text) | JsonSchema(text=text):
             return len(text)
@@ -327,10 +327,10 @@ def _size(spec: Spec) -> int:
             return 0
 
 
-def _check_size(spec: Spec, limits: Limits) -> None:
-    if _size(spec) > limits.size:
+def _checksize_of(spec: Spec, limits: Limits) -> None:
+    if size_of(spec) > limits.size:
         raise GrammarError(
-            f"the constraint has {_size(spec):,} characters, the limit is {limits.size:,}; "
+            f"the constraint has {size_of(spec):,} characters, the limit is {limits.size:,}; "
             "shorten it or raise limits.size"
         )
 

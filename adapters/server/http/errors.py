@@ -15,6 +15,7 @@ from graftlm.core.errors import (
     GraftError,
     GrammarError,
     ModelError,
+    Overloaded,
     RemoteError,
     RequestTimeout,
     RequestTooLong,
@@ -61,6 +62,7 @@ def register_form(prefix: str, form: Callable[[ApiError], dict[str, Any]]) -> No
 
 _SERVER = "server_error"
 _BY_TYPE: tuple[tuple[type[GraftError], int, str, str | None], ...] = (
+    (Overloaded, 429, "rate_limit_error", "overloaded"),
     (RequestTooLong, 400, "invalid_request_error", "context_length_exceeded"),
     (GrammarError, 400, "invalid_request_error", "invalid_grammar"),
     (ConfigError, 400, "invalid_request_error", None),
@@ -83,7 +85,8 @@ def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> Api
             message = str(error)
             found = re.match(r"(\w+)(\.\w+)*\b", message)
             param = found.group() if found and found.group(1) in fields else None
-            return ApiError(status, message, kind=name, param=param, code=code)
+            retry_after = 1 if status == 429 else None
+            return ApiError(status, message, kind=name, param=param, code=code, retry_after=retry_after)
     return ApiError(500, f"the server failed: {type(error).__name__}: {error}", kind=_SERVER, code="internal_error")
 
 

@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar.cache import GrammarCache, compile_cached, submit_compile
+from graftlm.core.errors import ConfigError, GrammarError, Overloaded, RequestCancelled
+from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.cache import (
+    NUM_THREADS,
+    QUICK,
+    Compilation,
+    GrammarCache,
+    compile_cached,
+    submit_compile,
+)
 from graftlm.core.grammar.compile import Grammar, compile_spec
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.spec import Choices, JsonSchema, Options, Regex, Spec
@@ -139,3 +147,68 @@ def test_a_process_that_exits_while_it_compiles_used_to_finish_every_constraint_
     done = subprocess.run([sys.executable, "-c", EXIT], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
     assert time.monotonic() - started < 60
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled() -> None:
+    compiler = Counting()
+    cache = GrammarCache(compiler=compiler)
+    held = [cache.submit(Regex(f"h{i}"), BYTES) for i in range(NUM_THREADS)]
+    while len(compiler.compiled) < NUM_THREADS:
+        time.sleep(0.001)
+    dropped, shared = cache.submit(Regex("d"), BYTES), cache.submit(Regex("s"), BYTES)
+    cache.submit(Regex("s"), BYTES)
+    for future in (dropped, shared, held[0]):
+        assert isinstance(future, Compilation)
+        future.abandon()
+    compiler.go.set()
+    assert shared.result(10).matcher()
+    assert held[0].result(10).matcher()
+    assert isinstance(dropped.exception(10), RequestCancelled)
+    assert Regex("d") not in compiler.compiled
+    assert cache.get(Regex("d"), BYTES).matcher()
+
+
+def test_a_full_queue_refuses_new_constraints_and_serves_known_ones() -> None:
+    compiler = Counting()
+    cache = GrammarCache(compiler=compiler)
+    cache.max_queued = 3
+    waiting = [cache.submit(Regex(f"q{i}"), BYTES) for i in range(4)]
+    with pytest.raises(Overloaded, match="4 constraints are being compiled"):
+        cache.submit(Regex("new"), BYTES)
+    assert cache.submit(Regex("q0"), BYTES) is waiting[0]
+    compiler.go.set()
+    assert all(future.result(10).matcher() for future in waiting)
+    assert cache.get(Regex("new"), BYTES).matcher()
+
+
+def test_slow_constraints_let_quick_ones_pass() -> None:
+    slow, done = threading.Event(), []
+
+    def compiler(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+        if spec != Regex("quick"):
+            end_s = time.thread_time() + 2 * QUICK.seconds
+            while time.thread_time() < end_s or not slow.is_set():
+                check()
+        done.append(spec)
+        return compile_spec(spec, vocabulary, options)
+
+    cache = GrammarCache(compiler=compiler)
+    futures = [cache.submit(Regex(f"slow{i}"), BYTES) for i in range(2 * NUM_THREADS)]
+    assert cache.submit(Regex("quick"), BYTES).result(60).matcher()
+    assert done == [Regex("quick")]
+    slow.set()
+    assert all(future.result(60).matcher() for future in futures)
+
+
+def test_large_constraints_leave_nothing_in_the_caches_of_parts() -> None:
+    with pytest.raises(GrammarError):
+        GrammarCache().get(Regex("(" + "|".join(f"word{i}" for i in range(4000)) + ")(?P<x>"), BYTES)
+    held = [
+        value.cache_info().currsize
+        for name, module in list(sys.modules.items())
+        if name.startswith("graftlm.core.grammar.")
+        for value in vars(module).values()
+        if hasattr(value, "cache_parameters") and value.cache_parameters()["maxsize"] is not None
+    ]
+    assert held
+    assert sum(held) < 100
