@@ -185,6 +185,7 @@ class Request:
 
     prompt     text taken as is, token ids, messages (rendered once with the chat template), or a PromptInput.
     namespace  requests of different namespaces never share KV.
+    owner      the caller and the call that it belongs to, which share the engine fairly with others.
     score_ids  tokens to score after the prompt instead of generating; None generates.
     stream     whether the listener wants chunks;  stream_usage: with the tokens counted so far in each.
     on_chunk   is given each chunk of a request with `stream` that is submitted for a future; on the engine's thread,
@@ -200,6 +201,7 @@ class Request:
     prompt: Any
     sampling: SamplingParams = field(default_factory=SamplingParams)
     namespace: str = ""
+    owner: tuple[str, str] = ("", "")
     score_ids: list[int] | None = None
     stream: bool = False
     stream_usage: bool = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import random
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence as Seq
 from typing import NamedTuple
 
@@ -32,6 +34,9 @@ class WaitingOrder:
     long answers start first, since a long one that starts last runs on alone; then those with the fewest tokens to
     compute, so that most of them wait least.
 
+    Before all of this comes fairness: of several callers, and of several calls with many sequences, those that hold
+    less than a quarter of the batch start first (`Request.owner`).
+
     step_tokens  prompt tokens computed in one step
     max_batch    the most sequences that run at once
     """
@@ -54,6 +59,36 @@ class WaitingOrder:
         part     only sequences of it are looked at; None stands for all
         """
         window = list(waiting[:WINDOW]) if part is None else [s for s in waiting if s in part]
+        if part is None and (len(waiting) > WINDOW or len({s.request.owner for s in window}) > 1):
+            shares = self._shares(waiting, running)
+            if shares:
+                window = heapq.nsmallest(WINDOW, waiting, key=shares.__getitem__)
+                return sorted(self._ordered(window, running, now), key=lambda one: shares[one.sequence])
+        return self._ordered(window, running, now)
+
+    def _shares(self, waiting: Seq[Sequence], running: Iterable[Sequence]) -> dict[Sequence, tuple[int, int]]:
+        """Return the rank of each waiting sequence by the share of the batch that its caller and its call have.
+
+        A caller, or a call, that holds a quarter of the batch comes after those that hold less. {} for one call alone.
+        """
+        owners = {s.request.owner for s in waiting}
+        if len(owners) == 1:
+            return {}
+        quarter, several = max(1, self.max_batch // 4), len({caller for caller, _ in owners}) > 1
+        held: Counter[str | tuple[str, str]] = Counter()
+        for sequence in running:
+            held[sequence.request.owner] += 1
+            held[sequence.request.owner[0]] += 1
+        ranks = {}
+        for sequence in waiting:
+            owner = sequence.request.owner
+            ranks[sequence] = held[owner[0]] // quarter if several else 0, held[owner] // quarter
+            held[owner] += 1
+            held[owner[0]] += 1
+        return ranks
+
+    def _ordered(self, window: Seq[Sequence], running: Iterable[Sequence], now: float) -> list[Candidate]:
+        """Order a window by the policy."""
         if self.config.policy == "random":
             window = self._random.sample(window, len(window))
         if self.config.policy != "lpm" or not self.cache.enabled:

@@ -68,3 +68,25 @@ def test_after_the_age_cap_the_order_is_that_of_arrival() -> None:
     early, long, late = waits(900, 10, 0.01), waits(60, 400, 0.02), waits(30, 400, 1.0)
     assert order(early, long, late, now=1.9) == [1, 0, 2]
     assert order(early, long, late, now=2.5) == [0, 1, 2]
+
+
+def owned(caller: str, call: str, num: int) -> list[Sequence]:
+    sequences = [waits(30 + i, 10) for i in range(num)]
+    for sequence in sequences:
+        sequence.request.owner = caller, call
+    return sequences
+
+
+def test_a_call_of_many_sequences_lets_others_start_once_it_holds_a_quarter_of_the_batch() -> None:
+    many, few = owned("a", "1", 1000), owned("a", "2", 2)
+    first = order(*many, *few)[:66]
+    assert len([place for place in first if place < 1000]) == 64
+    assert {1000, 1001} <= set(first)
+    assert order(*many, *few, running=tuple(owned("a", "1", 64)))[:2] == [1000, 1001]
+
+
+def test_callers_share_whatever_the_number_of_their_calls() -> None:
+    many = [sequence for i in range(300) for sequence in owned("a", str(i), 1)]
+    few = owned("b", "1", 3)
+    first = order(*many, *few)[:67]
+    assert set(range(300, 303)) <= set(first)
