@@ -148,6 +148,7 @@ class Sequence:
     bounds      Written by scheduling/request_tracker.py
     group       None once the request has ended
     slot_map    Written by execution/step_plan.py
+    counted     generated and forced tokens that are in the counters. Written by scheduling/request_tracker.py
     number      of this sequence, by which a runner knows it (WirePlan.sequences)
     draft       how guesses of the next tokens fared. Written by scheduling/speculation.py
 
@@ -171,6 +172,7 @@ class Sequence:
     readout: Readout = field(default_factory=Readout)
     slot_map: SlotMap | None = field(default=None, repr=False)
     draft: DraftState | None = field(default=None, repr=False)
+    counted: tuple[int, int] = (0, 0)
     number: int = field(default_factory=count().__next__)
 
     def __post_init__(self) -> None:

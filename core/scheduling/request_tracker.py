@@ -85,6 +85,7 @@ class RequestTracker:
             sequence.bounds = admit(sequence, self.limits, self._seeds)
         except BaseException as error:
             self.counters.failed += 1
+            abandon(submission.grammar)
             self._tell_error(submission.listener, failure_of(error))
             return
         self.counters.requests += 1
@@ -171,8 +172,7 @@ class RequestTracker:
             return
         group = sequence.group
         assert group is not None
-        self.counters.completion_tokens += sequence.num_generated
-        self.counters.forced_tokens += sequence.output.num_forced
+        self._count(sequence)
         pin = None
         if sequence.request.pin and sequence.progress.status == "running":
             self._cache.publish(sequence)
@@ -195,9 +195,17 @@ class RequestTracker:
                 log.exception("the listener of request %d raised when it was given the completion", group.request.id)
             self.finished(group.request, completion)
 
+    def _count(self, sequence: Sequence) -> None:
+        """Count the tokens that were generated since the last call; those of a request that is cancelled later too."""
+        tokens, forced = sequence.counted
+        sequence.counted = sequence.num_generated, sequence.output.num_forced
+        self.counters.completion_tokens += sequence.counted[0] - tokens
+        self.counters.forced_tokens += sequence.counted[1] - forced
+
     def _emit(self, sequence: Sequence) -> None:
         group = sequence.group
         assert group is not None
+        self._count(sequence)
         if group.request.stream:
             try:
                 if (chunk := self.writer.chunk(sequence)) is not None:
@@ -285,7 +293,9 @@ class RequestTracker:
             return
         group.end()
         self._groups.pop(group.id, None)
-        self._unopened.pop(group.id, None)
+        unopened = self._unopened.pop(group.id, None)
+        if unopened is not None:
+            abandon(unopened.grammar)
         if not isinstance(error, RequestCancelled):
             self.counters.failed += 1
         try:
@@ -299,3 +309,10 @@ class RequestTracker:
             listener.on_error(error)
         except BaseException:
             log.exception("a listener raised when it was told of %r", error)
+
+
+def abandon(grammar: Future[Grammar] | None) -> None:
+    """Give up waiting for a grammar: a compilation that has not begun and has no other waiting request is dropped."""
+    give_up = getattr(grammar, "abandon", None)
+    if give_up is not None:
+        give_up()

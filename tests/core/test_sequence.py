@@ -24,6 +24,7 @@ OWNERS = {
     "group": "sequence.py",
     "slot_map": "execution/step_plan.py",
     "draft": "scheduling/speculation.py",
+    "counted": "scheduling/request_tracker.py",
 }
 
 
