@@ -12,9 +12,10 @@ from typing import Any, Literal
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import parse_answer
 from graftlm.core.chat.tools import Tool
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.nodes import nodes
-from graftlm.core.grammar.spec import Composite, Issue, JsonSchema, OnUnsupported, Options, Whitespace
+from graftlm.core.grammar.spec import Composite, Issue, JsonSchema, Limits, OnUnsupported, Options, Whitespace
 
 _MEMBERS = frozenset(
     {"$ref", "additionalProperties", "allOf", "anyOf", "if", "minProperties", "not", "oneOf", "patternProperties"}
@@ -109,10 +110,18 @@ def tool_constraint(
         return {"json_schema": schema, "close_on_length": True}
     if not allowed.tools:
         return {}
-    return {"constraint": _constraint(form, allowed, schema, on_unsupported, bounded_numbers), "close_on_length": True}
+    size = sum(len(tool.schema_text) for tool in allowed.tools)
+    build = _constraint if size <= KEPT_CHARS else _constraint.__wrapped__
+    with limited(Limits()):
+        constraint = build(form, allowed, schema, on_unsupported, bounded_numbers)
+    return {"constraint": constraint, "close_on_length": True}
 
 
-@lru_cache(maxsize=256)
+KEPT_CHARS = 1 << 16
+"""Size of all parameters up to which the grammar of tools is cached, for later requests with the same tools."""
+
+
+@lru_cache(maxsize=128)
 def _constraint(
     form: ToolFormat,
     choice: ToolChoice,
@@ -147,7 +156,11 @@ class _Language:
 
     def call(self, tool: Tool) -> nodes.Node:
         form = self._form
-        arguments = self.json(_arguments(tool), tool.name, single_spaces=form.single_spaces)
+        try:
+            arguments = self.json(_arguments(tool), tool.name, single_spaces=form.single_spaces)
+        except GrammarError as error:
+            message = f"tools: parameters of {tool.name!r}: {error}"
+            raise GrammarError(message, pointer=error.pointer, position=error.position) from error
         return nodes.concat(nodes.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, nodes.literal(form.end))
 
     def json(self, schema: JsonSchema, name: str | None = None, *, single_spaces: bool) -> nodes.Node:

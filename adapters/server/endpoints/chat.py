@@ -20,6 +20,7 @@ from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion
 from graftlm.core.chat.tools import Tool, named_apart
 from graftlm.core.errors import ConfigError
+from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
 
@@ -28,7 +29,7 @@ class ChatBody(Body):
     """The body of a chat completion."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=-1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     tools: list[dict[str, Any]] | None = None
@@ -82,11 +83,10 @@ class ChatBody(Body):
 
     def to_request(self, runtime: Runtime) -> Request:
         """Return the native request. Raises ConfigError or GrammarError for an invalid body."""
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ConfigError("max_tokens and max_completion_tokens were both given; give one of them")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ConfigError("top_logprobs was given without logprobs=true; give both")
-        most = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit not in (None, -1)]
+        most = min(limits, default=None)
         messages: list[Any] = to_messages(self.messages)
         constraint, listed = self.constraint(), None
         if self.tools or any(m.tool_calls or m.role == "tool" for m in messages):
@@ -116,14 +116,16 @@ class ChatBody(Body):
             return constraint
         if constraint and "json_schema" not in constraint:
             raise ConfigError(f"{next(iter(constraint))} was given beside tools; only a JSON schema can be")
-        return tool_constraint(
+        given = tool_constraint(
             form,
             self.native_tools,
             self.tool_choice,
             parallel=self.parallel_tool_calls,
             answer=constraint.get("json_schema"),
-            on_unsupported=self.on_unsupported or "error",
+            on_unsupported=self.on_unsupported or "check",
         )
+        checks = isinstance(composite := given.get("constraint"), Composite) and composite.check is not None
+        return {**given, "on_unsupported": "check"} if checks else given
 
 
 _OF_THE_RENDERER = frozenset(
