@@ -35,12 +35,18 @@ _ASKED_TO_COUNT = RemotePrompt(  # small models cannot count without an example 
 _BEGUN = replace(_ASKED_TO_COUNT, text=f"So: {_ASKED_TO_COUNT.text}")
 _HELLO = ({"role": "user", "content": "Say hello."},)
 _GREEDY = SamplingParams(temperature=0, max_tokens=8)
+_OBJECT = {  # grammars of some servers allow any whitespace before a scalar, and models then write nothing else
+    "type": "object",
+    "properties": {"xy": {"const": 7}},
+    "required": ["xy"],
+    "additionalProperties": False,
+}
 
 _PROOFS: Mapping[str, tuple[SamplingParams, Callable[[str], bool]]] = {
     "regex": (replace(_GREEDY, regex="[xy]{3}"), lambda text: re.fullmatch("[xy]{3}", text) is not None),
     "choices": (replace(_GREEDY, choices=("xyx", "yxy")), lambda text: text in ("xyx", "yxy")),
     "grammar": (replace(_GREEDY, grammar="start: /[xy]{3}/"), lambda text: re.fullmatch("[xy]{3}", text) is not None),
-    "json_schema": (replace(_GREEDY, json_schema={"const": 7}), lambda text: _is_json(text, 7)),
+    "json_schema": (replace(_GREEDY, max_tokens=16, json_schema=_OBJECT), lambda text: _is_json(text, {"xy": 7})),
 }
 """For each kind of constraint a call, and the test whether its answer proves the constraint."""
 
@@ -125,7 +131,8 @@ class Probes:
             for field in fields:
                 asked_in: dict[str, Any] = {kind: field}
                 answer = await self._ask(prompt, sampling, count, **asked_in)
-                doubtful += answer == "unsure"
+                blank = isinstance(answer, Answer) and not answer.text.strip()
+                doubtful += blank or answer == "unsure"
                 if isinstance(answer, Answer) and proves(answer.text):
                     return field
             return "none" if doubtful < len(fields) else None

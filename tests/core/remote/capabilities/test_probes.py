@@ -56,3 +56,12 @@ def test_the_other_name_of_the_limit_is_learned_from_the_refusal() -> None:
         for _ in range(2):
             assert rt.generate([{"role": "user", "content": "hello"}], max_tokens=8).text == "Hi."
         assert ["max_completion_tokens" in r.body for r in server.requests] == [False, True, True]
+
+
+def test_an_answer_of_whitespace_proves_nothing() -> None:
+    with Server(writes("  \n  ")) as server, gl.Runtime("m", base_url=server.url) as rt:
+        done = rt.submit(gl.Request("Say: ", gl.SamplingParams(json_schema={"type": "object"}, max_tokens=8)))
+        with pytest.raises(gl.GraftError):
+            done.result()
+        assert rt.endpoint is not None
+        assert rt.endpoint.capabilities.json_schema is None
