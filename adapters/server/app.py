@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -135,6 +136,12 @@ class Server:
         if self.intake.num_sequences + num > most and self.intake.open:
             message = f"{self.intake.num_sequences:,} sequences are open, the server takes {most:,}; try again later"
             raise ApiError(429, message, kind="rate_limit_error", code="too_many_sequences", retry_after=1)
+        access, timeout_s = current(), self.settings.request_timeout_s
+        for request in requests:
+            request.owner = access.caller, access.id
+            given_s = request.sampling.timeout
+            if timeout_s is not None and (given_s is None or given_s > timeout_s):
+                request.sampling = replace(request.sampling, timeout=timeout_s)
         return self.intake.submit(requests)
 
     def _envelope(self, http: HttpRequest, body: Body, prefix: str, name: str) -> Envelope:

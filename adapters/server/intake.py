@@ -132,6 +132,11 @@ class Intake:
 
     def _hand_over(self, answers: list[Answer]) -> None:
         for answer in answers:
+            if answer.cancelled:
+                for number in range(len(answer.requests)):
+                    self._post(answer, number, RequestCancelled("the client closed the connection"))
+        answers = [answer for answer in answers if not answer.cancelled]
+        for answer in answers:
             for number, request in enumerate(answer.requests):
                 if request.stream:
                     request.on_chunk = partial(self._post, answer, number)

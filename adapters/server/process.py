@@ -26,6 +26,7 @@ from graftlm.adapters.server.settings import Limits, ServerSettings
 from graftlm.core.config import CacheConfig, SchedulerConfig, reject_unknown
 from graftlm.core.constraint import prepare_llguidance
 from graftlm.core.errors import ConfigError, GraftError
+from graftlm.core.grammar.cache import limit_queue
 from graftlm.core.runtime import Runtime
 
 log = logging.getLogger("graftlm.server")
@@ -190,6 +191,7 @@ class Process(uvicorn.Server):
         started = time.monotonic()
         try:
             load(self._server.runtime)
+            limit_queue(self._server.settings.limits.waiting_constraints)
         except BaseException as error:
             if not self._server.draining:
                 self.failure = error

@@ -10,7 +10,7 @@ from graftlm.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one connection, one request and one server. docs/security.md has the table of all of them.
+    """Limits of one connection, one request and one server, which docs/security.md lists.
 
     header_bytes, headers  size and number of a request's headers; more get status 431.
     header_s, body_s       seconds in which the headers and the body of a request must arrive.
@@ -23,6 +23,7 @@ class Limits:
     constraint_chars       characters of a regex, a grammar, a schema's JSON text, or all choices.
     salt_chars             characters of `cache_salt`.
     sequences_per_request  prompts times `n` of one request.
+    waiting_constraints    constraints that wait for their compilation; a new one beyond them gets status 429.
     open_sequences         sequences of all requests that wait or run; a request beyond them gets status 429.
     """
 
@@ -41,6 +42,7 @@ class Limits:
     constraint_chars: int = 256 << 10
     salt_chars: int = 256
     sequences_per_request: int = 1024
+    waiting_constraints: int = 64
     open_sequences: int = 8192
 
     def __post_init__(self) -> None:

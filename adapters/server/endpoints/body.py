@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from graftlm.adapters.server.access import current
 from graftlm.adapters.server.settings import Limits
@@ -14,20 +14,29 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.request import Request
 
 
-class StreamOptions(BaseModel):
-    """`stream_options`: token counts in the last chunk, or in each one. Padding of chunks does not exist."""
+class Fields(BaseModel):
+    """Fields of a body, or of an object in it. A null is absent; an unknown field is refused with its name."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        if isinstance(given, dict) and None in given.values():
+            return {name: value for name, value in given.items() if value is not None}
+        return given
+
+
+class StreamOptions(Fields):
+    """`stream_options`: token counts in the last chunk, or in each one. Padding of chunks does not exist."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Fields):
     """`structured_outputs` of vLLM. Exactly one of the first four fields must be set."""
-
-    model_config = ConfigDict(extra="forbid")
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -38,10 +47,9 @@ class StructuredOutputs(BaseModel):
     whitespace_pattern: None = None
 
 
-class Body(BaseModel):
-    """Sampling and constraints of a request. An unknown field is refused with its name."""
+class Body(Fields):
+    """Sampling and constraints of a request."""
 
-    model_config = ConfigDict(extra="forbid")
     SAME_NAME: ClassVar[tuple[str, ...]] = (
         "temperature",
         "top_p",
@@ -58,7 +66,7 @@ class Body(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=128)
-    max_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=-1)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

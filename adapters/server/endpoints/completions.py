@@ -54,11 +54,12 @@ class CompletionBody(Body):
     def to_calls(self, runtime: Runtime) -> list[Call]:
         """Return one call for each prompt. Tokenises if `needs_ids`, so a thread should run it."""
         limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        unlimited = limit == -1
         if limit == 0 and not self.echo:
             raise ConfigError("max_tokens is 0; it must be at least 1, or echo must be true")
         if self.echo and self.stream and self.logprobs is not None:
             raise ConfigError("echo with logprobs cannot be streamed; leave out stream, or one of them")
-        sampling = self.sampling(max(limit, 1), logprobs=self.logprobs, **self.constraint())
+        sampling = self.sampling(None if unlimited else max(limit, 1), logprobs=self.logprobs, **self.constraint())
         calls = []
         for prompt in self.prompts:
             ids = runtime.processor.encode(prompt).ids.tolist() if self.needs_ids else None

@@ -24,8 +24,9 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameter
         ({"top_p": 0}, "top_p", "(0, 1]"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": None}, "messages", "valid array"),
-        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", "both given"),
+        ({"messages": None}, "messages", "missing"),
+        ({"messages": "hi"}, "messages", "valid array"),
+        ({"max_tokens": -2}, "max_tokens", "greater than or equal to -1"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
@@ -89,3 +90,55 @@ def test_a_request_id_comes_back(server: Served) -> None:
     given = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "mine-1"})
     assert given.headers["x-request-id"] == "mine-1"
     assert len(httpx.get(f"{server.url}/v1/models").headers["x-request-id"]) == 24
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {
+            "stream": None,
+            "skip_special_tokens": None,
+            "return_token_ids": None,
+            "add_generation_prompt": None,
+            "n": None,
+        },
+        {"logprobs": False, "top_logprobs": 0},
+        {"max_tokens": 3, "max_completion_tokens": 5},
+        {"max_tokens": -1, "max_completion_tokens": 3},
+        {"structured_outputs": {"regex": "[ab]+", "json": None, "disable_any_whitespace": None}},
+        {"stream_options": None, "tools": None, "tool_choice": None},
+    ],
+)
+def test_what_asks_for_nothing_is_taken(client: openai.OpenAI, given: dict[str, Any]) -> None:
+    answer: Any = client.post("/chat/completions", cast_to=object, body={**CHAT, "max_tokens": 3, **given})
+    assert answer["usage"]["completion_tokens"] <= 3
+
+
+def test_nulls_of_a_completion_are_absent(client: openai.OpenAI) -> None:
+    body = {"prompt": "The sea", "max_tokens": 2, "echo": None, "stream": None, "logprobs": None, "suffix": None}
+    answer: Any = client.post("/completions", cast_to=object, body=body)
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+UNIQUE: dict[str, Any] = {"type": "object", "properties": {"ids": {"type": "array", "uniqueItems": True}}}
+
+
+def test_a_keyword_of_a_tool_that_no_mask_keeps_is_checked(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "pick", "parameters": UNIQUE}}
+    answer = client.chat.completions.create(
+        model="sprout", messages=[{"role": "user", "content": "hello"}], tools=[tool], max_tokens=40, temperature=0
+    )
+    assert answer.choices
+
+
+def test_the_tool_at_fault_is_named(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "pick", "parameters": {"properties": {"a": {"type": "x"}}}}}
+    with pytest.raises(openai.BadRequestError, match="parameters of 'pick'"):
+        client.chat.completions.create(
+            model="sprout", messages=[{"role": "user", "content": "hello"}], tools=[tool], max_tokens=40
+        )
+
+
+def test_an_unknown_path_lists_the_known_ones(server: Served) -> None:
+    message = httpx.get(f"{server.url}/v1/nothing").json()["error"]["message"]
+    assert "/v1/chat/completions" in message
