@@ -1,0 +1,167 @@
+"""Attacks on `graftlm serve sprout` beside a steady client: its p50 in milliseconds, and the server's memory.
+
+Each attack runs in a process of its own, again and again, while this process asks small questions one after the other.
+The baseline is the p50 of the same client without an attack, measured before and after it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.harness import Options, Row
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+MESSAGE = {"role": "user", "content": "a"}
+MORE_MB = 200
+CHATS = "/v1/chat/completions"
+
+
+def run(options: Options) -> Iterator[Row]:
+    seconds = options.choose(2, 10)
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = [sys.executable, "-m", "graftlm", "serve", "sprout", "--port", "0"]
+        with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as server:
+            try:
+                port = _port(log)
+                _p50_ms(port, seconds)
+                for name in ATTACKS:
+                    yield from _attacked(name, port, server.pid, seconds)
+            finally:
+                server.terminate()
+
+
+def _attacked(name: str, port: int, pid: int, seconds: float) -> Iterator[Row]:
+    before_ms, before_mb = _p50_ms(port, seconds), _memory_mb(pid)
+    command = [sys.executable, "-m", "bench.hostile.attacks", name, str(port), str(seconds + 1)]
+    with subprocess.Popen(command) as attacker:
+        time.sleep(1)
+        during_ms = _p50_ms(port, seconds)
+        attacker.wait()
+    base = statistics.mean((before_ms, _p50_ms(port, seconds)))
+    what = f"{name}: p50 of a steady client"
+    yield Row("attacks", what, during_ms, "ms", baseline=base, ratio=during_ms / base, floor=1.2, at_most=True)
+    more_mb = _memory_mb(pid) - before_mb
+    yield Row("attacks", f"{name}: memory above", more_mb, "MB", floor=MORE_MB, at_most=True)
+
+
+def _port(log: Path) -> int:
+    """Return the server's port once it answers."""
+    while True:
+        found = re.search(r"at http://127\.0\.0\.1:(\d+)/v1", log.read_text())
+        if found and "ready after" in log.read_text():
+            return int(found.group(1))
+        time.sleep(0.1)
+
+
+def _memory_mb(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found.group(1)) / 1024
+
+
+def _p50_ms(port: int, seconds: float) -> float:
+    """Return the median time of small requests, one after the other. Raises for a status other than 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body, headers = json.dumps(CHAT), {"content-type": "application/json"}
+    took, end_s = [], time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        began_s = time.monotonic()
+        connection.request("POST", CHATS, body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"the steady client got status {answer.status}")
+        took.append(1e3 * (time.monotonic() - began_s))
+        time.sleep(0.005)
+    return statistics.median(took)
+
+
+# -- the attacker's process -----------------------------------------------------------------------------------------
+
+
+def _raw(data: bytes, *, waits_s: float = 0.0) -> Callable[[int], None]:
+    """Send bytes on a connection of their own and leave it open for a time."""
+
+    def attack(port: int) -> None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(data)
+            time.sleep(waits_s)
+
+    return attack
+
+
+def _half_sent(port: int) -> None:
+    connections = []
+    with suppress(OSError):
+        for _ in range(900):
+            connections.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+            connections[-1].sendall(HEAD)
+    time.sleep(2)
+    for connection in connections:
+        connection.close()
+
+
+def _post(body: Any, path: str = CHATS) -> Callable[[int], None]:
+    content = json.dumps(body).encode()
+
+    def attack(port: int) -> None:
+        with suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("POST", path, content, {"content-type": "application/json"})
+            connection.getresponse().read()
+            connection.close()
+
+    return attack
+
+
+def _schemas(port: int) -> None:
+    """Send a new large schema and close the connection."""
+    mark = time.monotonic_ns()
+    names = {f"p{mark}_{i}": {"type": "string", "pattern": f"^[a-z]{{{i % 9},40}}x$"} for i in range(2000)}
+    body = json.dumps({**CHAT, "guided_json": {"type": "object", "properties": names}}).encode()
+    _raw(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body, waits_s=0.2)(port)
+
+
+ATTACKS: dict[str, Callable[[], Callable[[int], None]]] = {
+    "a header without an end": lambda: _raw(HEAD + b"x: " + b"a" * (50 << 20)),
+    "100,000 headers": lambda: _raw(HEAD + b"".join(b"x-%d: b\r\n" % i for i in range(100_000))),
+    "900 half-sent heads": lambda: _half_sent,
+    "half-sent bodies of 30 MB": lambda: _raw(HEAD + b"content-length: 31000000\r\n\r\n" + b" " * 30_000_000),
+    "a stop string of 150,000 characters": lambda: _post({**CHAT, "stop": "a" * 150_000}),
+    "a prompt of 3 MB": lambda: _post({**CHAT, "messages": [{"role": "user", "content": "word " * 600_000}]}),
+    "10 MB to tokenise": lambda: _post({"prompt": "the sea is blue " * 625_000}, "/tokenize"),
+    "logit_bias beyond the model": lambda: _post({**CHAT, "logit_bias": {str(2**63 - 1): 1}}),
+    "5,000 prompts times 8": lambda: _post({"prompt": ["a"] * 5000, "n": 8}, "/v1/completions"),
+    "300,000 messages": lambda: _post({**CHAT, "messages": [MESSAGE] * 300_000}),
+    "1,500,000 keys": lambda: _post({**CHAT, "metadata": {f"k{i}": "" for i in range(1_500_000)}}),
+    "a cache_salt of 8 MB": lambda: _post({**CHAT, "cache_salt": "s" * (8 << 20)}),
+    "a regex of 8 MB": lambda: _post({**CHAT, "regex": "a" * (8 << 20)}),
+    "schemas whose clients have gone": lambda: _schemas,
+}
+"""Attacks by name; each value prepares one, to be run many times."""
+
+
+def _attack(name: str, port: int, seconds: float) -> None:
+    """Run an attack again and again, at most 20 times a second."""
+    attack, end_s = ATTACKS[name](), time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        attack(port)
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    _attack(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
