@@ -8,9 +8,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,9 @@ from graftlm.core.errors import ConfigError, GrammarError, Overloaded, RequestCa
 from graftlm.core.grammar import budget
 from graftlm.core.grammar.budget import WALL_FACTOR, limited
 from graftlm.core.grammar.compile import Grammar, compile_spec, read_options, size_of
+from graftlm.core.grammar.engines.automaton import AutomatonGrammar
 from graftlm.core.grammar.masks.rows.workers import Workers
+from graftlm.core.grammar.matcher import ends_within
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -29,6 +31,12 @@ NUM_THREADS = 2
 QUICK = Limits(seconds=0.25)
 """A constraint that takes longer is given up and compiled on a thread for slow ones, so that others need not wait. The
 99th percentile of public schemas takes a quarter of it."""
+
+TURN_S = 0.0005
+"""Seconds for which the thread for slow constraints keeps Python's lock while others wait for it."""
+
+SHORT_TOKENS = 64
+"""A schema whose shortest text takes more tokens has its ending searched when it is compiled."""
 
 LARGE_CHARS = 1 << 14
 """Parts of longer constraints, and of slow ones, are not kept in the caches of parts: they would hold their memory."""
@@ -163,7 +171,7 @@ class GrammarCache:
         quick = quick and options.limits.seconds > QUICK.seconds
         try:
             try:
-                with limited(QUICK) if quick else nullcontext():
+                with limited(QUICK) if quick else _short_turns():
                     grammar = self._compiler(spec, vocabulary, options)
             except GrammarError:
                 # the short time may be the cause; and an engine that took too long may have made way for another one
@@ -180,9 +188,8 @@ class GrammarCache:
             if quick and took_s > QUICK.seconds:
                 self._compile_slowly(key, future, spec, vocabulary, options)
                 return
-            prepare: Callable[[], None] | None = getattr(grammar.compiled, "prepare_endings", None)
-            if prepare is not None and isinstance(spec, JsonSchema):  # closed where max_tokens ends
-                prepare()
+            if isinstance(spec, JsonSchema) and isinstance(grammar.compiled, AutomatonGrammar):
+                ends_within(grammar.matcher(), SHORT_TOKENS)  # a long search here keeps the engine's thread free of it
         except BaseException as error:
             with self._lock:
                 self._futures.pop(key, None)
@@ -213,6 +220,17 @@ class GrammarCache:
 
     def _count(self) -> int:
         return sum([grammar.num_bytes for grammar in self._kept.values()])
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Let other threads have Python's lock ten times as often: the event loop and the engine need it for a moment."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual_s, TURN_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def _forget_parts() -> None:

@@ -38,6 +38,7 @@ class AutomatonGrammar(ABC):
         self._runs: dict[Place, tuple[bytes, Place]] = {}
         self._forced: dict[tuple[Place, int], tuple[int, ...]] = {}
         self._endings: dict[Place, tuple[int, ...]] = {}
+        self._too_long: dict[Place, None] = {}  # places without an ending within the limit of a search
 
     @property
     def num_bytes(self) -> int:
@@ -118,10 +119,19 @@ class AutomatonGrammar(ABC):
         return tuple(ids)
 
     def ending(self, place: Place) -> tuple[int, ...]:
-        """The tokens of the shortest path from `place` to an accepting state."""
+        """The tokens of the shortest path from `place` to an accepting state.
+
+        Raises EndingTooLongError, at once where a search has failed before.
+        """
         found = self._endings.get(place)
         if found is None:
-            found = tuple(self.shortest_ending(place))
+            if place in self._too_long:
+                raise EndingTooLongError("the shortest text was not found before; lower its minimums")
+            try:
+                found = tuple(self.shortest_ending(place))
+            except EndingTooLongError:
+                _remember(self._too_long, place, place, None)
+                raise
             _remember(self._endings, place, place, found)
         return found
 
