@@ -27,7 +27,16 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Without a key; heads have two seconds, bodies three, requests ten."""
     limits = ("header_s=2", "body_s=3", "connections_per_client=64", "held_body_bytes=40000000")
     given = [part for limit in limits for part in ("--limit", limit)]
-    given += ["--max-open-requests", "24", "--request-timeout", "10", "--option", "dtype=float32", "--option", "cache.max_tokens=8192"]
+    given += [
+        "--max-open-requests",
+        "24",
+        "--request-timeout",
+        "10",
+        "--option",
+        "dtype=float32",
+        "--option",
+        "cache.max_tokens=8192",
+    ]
     with started(tmp_path_factory.mktemp("guarded"), "sprout", *given) as served:
         served.wait_ready()
         httpx.post(f"{served.url}/v1/chat/completions", json=CHAT, timeout=60).raise_for_status()
