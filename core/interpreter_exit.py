@@ -6,11 +6,27 @@ registers and, if the module calls `exec`, loses the exit status of the interrup
 
 from __future__ import annotations
 
+import ctypes
 import sys
+import threading
 from contextlib import suppress
 
 EXIT_WAIT_S = 10.0
 """Seconds that the exit waits for a thread's current work."""
+
+
+LOAD_WAIT_S = 60.0
+"""Seconds that the exit waits for a model load to notice its interrupt, which takes longest inside a C function."""
+
+
+def interrupt(thread: threading.Thread) -> None:
+    """Raise SystemExit in `thread` at its next bytecode.
+
+    A thread that is alive when the interpreter ends is unwound by the next C function that takes Python's lock. If a
+    frame of C++ is on its stack then, the process aborts.
+    """
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
 def end_llvm() -> None:

@@ -19,6 +19,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _MANIFEST = "MANIFEST"
 _DIGEST_BYTES = 32
+_OPENED = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_BINARY", "O_NONBLOCK"))
+"""Flags of opened files: links are refused, and a pipe does not block."""
 
 
 def private_folder(*parts: str) -> Path | None:
@@ -96,22 +99,31 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
     if data is None:
         return None
     if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         return None
-    os.utime(path)  # `trim` keeps the last used files
+    with suppress(OSError):  # another process may have deleted it
+        os.utime(path)  # `trim` keeps the last used files
     with np.load(io.BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False) as file:
         return dict(file)
 
 
 def _read_own(path: Path) -> bytes | None:
-    """Return the content of a plain file that only this user can write; None for links and other files."""
+    """Return the content of a plain file that only this user can write; None for links, folders, pipes and errors."""
     try:
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+        number = os.open(path, os.O_RDONLY | _OPENED)
     except OSError:
         return None
-    with open(number, "rb") as file:
+    try:
         found = os.fstat(number)
-        return file.read() if stat.S_ISREG(found.st_mode) and _is_private(found) else None
+        if not stat.S_ISREG(found.st_mode) or not _is_private(found):
+            return None
+        with open(number, "rb", closefd=False) as file:
+            return file.read()
+    except OSError:
+        return None
+    finally:
+        os.close(number)
 
 
 def _is_private(found: os.stat_result) -> bool:
@@ -168,7 +180,8 @@ def trim(folder: Path, keep: int, used: Path | None = None) -> None:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
         else:
-            entry.unlink(missing_ok=True)
+            with suppress(OSError):
+                entry.unlink(missing_ok=True)
 
 
 def _digests(folder: Path) -> str:

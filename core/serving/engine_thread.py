@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from graftlm.core.errors import EngineError, GraftError, ModelError
-from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_llvm, keep_interrupt
+from graftlm.core.interpreter_exit import EXIT_WAIT_S, LOAD_WAIT_S, end_llvm, interrupt, keep_interrupt
 from graftlm.core.metrics import Stats
 from graftlm.core.serving.caller_waves import CallerWaves, WakeChain
 
@@ -29,6 +29,9 @@ BuildEngine = Callable[[Callable[[], None]], "Engine"]
 
 POLL_S = 0.02
 """Poll interval, in seconds, while all requests wait for outside work, such as a grammar."""
+
+_INTERRUPT_S = 0.2
+"""Seconds between two interrupts of a model load at exit."""
 
 log = logging.getLogger("graftlm.engine")
 
@@ -421,6 +424,14 @@ def _logged(what: str) -> Iterator[None]:
 _started: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
+def _abandon_load(one: EngineThread) -> None:
+    """Interrupt a build of the engine until its thread ends, because the process exits."""
+    thread, limit = one._thread, time.monotonic() + LOAD_WAIT_S
+    while thread is not None and thread.is_alive() and not one._loaded.is_set() and time.monotonic() < limit:
+        interrupt(thread)  # again, in case a hook has swallowed the exception
+        thread.join(_INTERRUPT_S)
+
+
 @atexit.register
 def _end_all() -> None:
     """End all engines at exit: the process would abort if a thread were inside torch then."""
@@ -428,6 +439,7 @@ def _end_all() -> None:
     for thread in threads:
         thread.stop()
     for thread in threads:
+        _abandon_load(thread)
         thread.join(EXIT_WAIT_S)
     end_llvm()
     keep_interrupt()
@@ -436,6 +448,8 @@ def _end_all() -> None:
 def _as_model_error(name: str, error: BaseException) -> GraftError:
     if isinstance(error, GraftError):
         return error
+    if isinstance(error, SystemExit):
+        return EngineError(f"the process exits while {name!r} loads; wait for its requests before the exit")
     failure = ModelError(f"{name!r} could not be loaded: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

@@ -12,6 +12,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Self
 
+from graftlm.kernels.jit import python_process
+
 LONGEST_S = 60.0
 """Seconds to wait for a kernel, or for the start of the server, before giving up."""
 
@@ -131,14 +133,13 @@ def _start() -> subprocess.Popen[str] | None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     try:
         environment |= {
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "TRITON_CACHE_DIR": knobs.cache.dir,
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",  # a process that forks must have one thread
             "OPENBLAS_NUM_THREADS": "1",
         }
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "graftlm.kernels.jit.compile_worker"],
+        return python_process.start(
+            ("-m", "graftlm.kernels.jit.compile_worker"),
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -52,3 +52,31 @@ atexit.register(lambda: __import__("llvmlite.binding"))
 
 def test_llvm_that_is_imported_at_exit_hears_of_it() -> None:
     assert run(LLVM_IMPORTED_AT_EXIT).stdout.split() == ["[True]"]
+
+
+EXIT_WHILE_A_MODEL_LOADS = """
+import threading, time
+from graftlm.core.serving.engine_thread import EngineThread
+
+begun = threading.Event()
+
+def build(wake):
+    begun.set()
+    try:
+        while True:
+            try:
+                time.sleep(0.001)
+            except ValueError:
+                pass
+    finally:
+        print("ended", flush=True)
+
+engine = EngineThread("model", build)
+engine.start()
+begun.wait()
+"""
+
+
+def test_a_model_load_used_to_run_into_the_end_of_the_interpreter_and_abort_it() -> None:
+    done = run(EXIT_WHILE_A_MODEL_LOADS)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["ended"], "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,18 @@ def test_a_file_that_somebody_else_may_have_planted_is_not_read(tmp_path: Path, 
     disk_cache.save_arrays(path, {"a": np.arange(4)})  # takes its place
     found = disk_cache.load_arrays(path)
     assert found is not None and found["a"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_a_folder_or_a_pipe_in_place_of_a_file_used_to_raise_or_to_block(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "x.npz"
+    make(path)
+    assert disk_cache.load_arrays(path) is None
+    disk_cache.save_arrays(path, {"a": np.arange(3)})
+    disk_cache.trim(tmp_path, 0)
+    assert not disk_cache.publish(path, lambda building: None) or path.is_dir()
 
 
 def test_a_published_folder_with_a_link_in_it_is_not_intact(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from graftlm.core.errors import ConfigError, EngineError, GrammarError
 from graftlm.core.grammar.spec import Issue, JsonSchema
+from graftlm.kernels.jit import python_process
 
 SECONDS = 10.0
 """How long one text may take; the start of the process, which takes a second or two, is part of the first one's."""
@@ -106,14 +107,13 @@ class Validator:
 def _start() -> subprocess.Popen[str]:
     if not sys.executable:
         raise EngineError("this Python does not know its own program, which on_unsupported='check' starts")
-    return subprocess.Popen(
-        [sys.executable, "-P", str(Path(__file__).with_name("validator.py"))],
+    return python_process.start(
+        (str(Path(__file__).with_name("validator.py")),),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         encoding="utf-8",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,  # Ctrl-C is for the process that waits
     )
 

@@ -75,6 +75,8 @@ def _described(parts: tuple[Path, ...], versions: tuple[tuple[int, int], ...]) -
     ]
     key = hashlib.blake2b((json.dumps(listed) + _code()).encode(), digest_size=12).hexdigest()
     cache = disk_cache.private_folder("gguf")
+    if cache is not None and (cache / key).exists() and not (cache / key).is_dir():
+        cache = None  # something else has the name
     folder = cache / key if cache is not None else Path(tempfile.mkdtemp(prefix="graftlm-gguf-"))
     if cache is None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

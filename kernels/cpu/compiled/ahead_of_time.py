@@ -14,7 +14,6 @@ import argparse
 import importlib
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from graftlm.kernels.cpu.compiled import loop_cache, object_code
 from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
 from graftlm.kernels.cpu.compiled.object_code import TARGETS, MachineCode, Target, Wanted
 from graftlm.kernels.cpu.element_format import ElementFormat
+from graftlm.kernels.jit import python_process
 
 SHAPES = (
     *((group, 64) for group in (1, 2, 3, 4, 7, 8)),
@@ -85,13 +85,14 @@ def _compile_in_a_process(target: Target, wanted: list[Wanted], folder: Path) ->
     """Compile in a separate process, because numba compiles for one processor in the life of a process."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "NUMBA_CPU_NAME": target.cpu,
         "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in target.features),
     }
     module = __spec__.name if __spec__ is not None else __name__
     code = f"from {module} import compile_into; compile_into({str(folder)!r}, {target.triple!r}, {wanted!r})"
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    process = python_process.start(("-c", code), env=environment)
+    if process.wait():
+        raise subprocess.CalledProcessError(process.returncode, process.args)
 
 
 def compile_into(folder: str, triple: str, wanted: list[Wanted]) -> None:

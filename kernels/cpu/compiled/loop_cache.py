@@ -31,6 +31,7 @@ from graftlm.kernels.cpu.calls import COLUMNS
 from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.compiled.object_code import MachineCode, Wanted
 from graftlm.kernels.cpu.element_format import ElementFormat
+from graftlm.kernels.jit import python_process
 
 T = TypeVar("T")
 log = logging.getLogger("graftlm.engine")
@@ -119,14 +120,12 @@ def can_compile() -> bool:
 
 def start_processes(wanted: list[Wanted], num_processes: int, nice: int = 0) -> None:
     """Start processes that compile `wanted` and keep them in the cache folder. Returns at once."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for part in _dealt(wanted, num_processes):
         code = f"from {__name__} import compile_missing; compile_missing({part!r}, {nice})"
         with suppress(OSError):
             _processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    env=environment,
+                python_process.start(
+                    ("-c", code),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

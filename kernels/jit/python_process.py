@@ -1,0 +1,39 @@
+"""Python processes that import nothing from the folder in which they are started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def start(
+    arguments: Sequence[str], *, python: str | None = None, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a Python process with `arguments`, for example ("-c", code).
+
+    python   the program; None is this process's own, which then finds the packages of this process
+    env      variables instead of those of this process
+    options  of subprocess.Popen
+
+    `python -c` and `python -m` import from the working folder first: a file there with the name of a module would run.
+
+    Raises: OSError if no process can be started.
+    """
+    own = python is None or python == sys.executable
+    environment = {**(os.environ if env is None else env), "PYTHONSAFEPATH": "1"}
+    if own:
+        environment["PYTHONPATH"] = import_path()
+    command = [sys.executable, "-P", *arguments] if own else [str(python), *arguments]
+    return subprocess.Popen(command, env=environment, **options)
+
+
+def import_path() -> str:
+    """Return the folders that this process imports from, this package's included, and not its working folder as ""."""
+    import graftlm
+
+    folders = [folder for folder in sys.path if folder]
+    return os.pathsep.join(dict.fromkeys([*folders, *(str(Path(path).parent) for path in graftlm.__path__)]))

@@ -1,0 +1,38 @@
+"""Python processes that this package starts import nothing from the working folder."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from graftlm.kernels.jit import python_process
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("arguments", [("-c", "import random"), ("-m", "random")], ids=["-c", "-m"])
+def test_a_file_in_the_working_folder_used_to_run(
+    tmp_path: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("print('planted')")
+    monkeypatch.chdir(tmp_path)
+    process = python_process.start(arguments, stdout=subprocess.PIPE, text=True)
+    written, _ = process.communicate()
+    assert process.returncode == 0 and "planted" not in written
+
+
+def test_a_process_finds_the_package_of_its_parent() -> None:
+    process = python_process.start(("-c", "import graftlm; print(graftlm.__file__)"), stdout=subprocess.PIPE, text=True)
+    import graftlm
+
+    assert process.communicate()[0].strip() == graftlm.__file__
+
+
+def test_no_other_module_starts_a_python() -> None:
+    starts = re.compile(r"\[\s*sys\.executable")
+    files = [path for folder in ("core", "kernels", "adapters", "plugins") for path in (ROOT / folder).rglob("*.py")]
+    found = {path.name for path in files if starts.search(path.read_text(encoding="utf-8"))}
+    assert found == {"python_process.py"}
