@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.recurrent.state_step import StateStep
 
 
@@ -27,6 +28,14 @@ def causal_convolution(
     """
     first = step.num_decode
     parts = []
+    if first and triton_problem(x.device) is None and weight.shape[1] > 1:
+        from graftlm.kernels.gpu.recurrent_decode import convolve
+
+        decoded = convolve(x[:first], cached, step.slots, weight, bias, silu=silu)
+        if step.ragged is None:
+            return decoded
+        rest = step._replace(num_decode=0, slots=step.slots[:0])
+        return torch.cat([decoded, causal_convolution(x[first:], cached, rest, weight, bias, silu=silu)])
     if first:
         parts.append(_decode(x[:first], cached, step.slots, weight))
     if step.ragged is not None:

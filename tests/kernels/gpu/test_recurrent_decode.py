@@ -1,0 +1,49 @@
+"""Decode rows of layers with a state against the definitions in torch; without a GPU, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from graftlm.kernels.gpu.recurrent_decode import DeltaWeights, convolve, gated_delta
+from graftlm.kernels.recurrent.convolution import _decode as convolve_in_torch
+from graftlm.kernels.recurrent.delta_rule import EPSILON, DeltaInputs, delta_rule
+from graftlm.kernels.recurrent.state_step import StateStep
+from tests.kernels.gpu.test_elementwise import random
+
+
+@pytest.mark.parametrize("silu", [True, False])
+@pytest.mark.parametrize("taps", [2, 3, 4])
+def test_a_convolution_moves_each_rows_inputs_on(taps: int, silu: bool) -> None:
+    x, cached, slots = random(3, 300), random(6, 300, taps - 1), torch.tensor([4, 2, 5]).to(random(1).device)
+    weight, bias = random(300, taps), random(300)
+    expected_cache = cached.clone()
+    expected = convolve_in_torch(x, expected_cache, slots, weight) + bias
+    found = convolve(x, cached, slots, weight, bias, silu=silu)
+    torch.testing.assert_close(found, F.silu(expected) if silu else expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(cached, expected_cache)
+
+
+@pytest.mark.parametrize(("k_dim", "v_dim"), [(16, 32), (12, 20)])
+def test_the_gated_delta_rule_of_one_token(k_dim: int, v_dim: int) -> None:
+    heads, k_heads, rows = 4, 2, 3
+    mixed, states = random(rows, 2 * k_heads * k_dim + heads * v_dim), random(6, heads, k_dim, v_dim)
+    b, a, z = random(rows, heads), random(rows, heads), random(rows, heads * v_dim)
+    weights = DeltaWeights(k_heads, random(heads), random(heads), random(v_dim), 1e-6)
+    slots = torch.tensor([5, 2, 3]).to(mixed.device)
+    q, k, v = mixed.split([k_heads * k_dim, k_heads * k_dim, heads * v_dim], -1)
+    inputs = DeltaInputs(
+        q.unflatten(1, (-1, k_dim)),
+        k.unflatten(1, (-1, k_dim)),
+        v.unflatten(1, (-1, v_dim)),
+        -weights.a_log.exp() * F.softplus(a + weights.dt_bias),
+        b.sigmoid(),
+    )
+    expected_states = states.clone()
+    out = delta_rule(inputs, expected_states, StateStep(rows, slots))
+    normed = out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + weights.eps) * weights.norm_weight
+    expected = normed.flatten(1) * F.silu(z)
+    found = gated_delta(weights, mixed, (b, a, z), states, slots, EPSILON)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states, expected_states, rtol=1e-4, atol=1e-5)
