@@ -73,6 +73,8 @@ class LoadedModel:
             return f"serial: {self.lane_reason}"
         reasons = Counter(self.fusions.unfused)
         fused = f"paged, {self.fusions.num_fused} of {len(self.layers)} layers fused"
+        if self.fusions.num_around:
+            fused += f", {self.fusions.num_around} of them around their own attention"
         fused += ", decode steps in one call" if self.stack is not None else ""
         fused += f", {len(self.states)} layers with a state" if self.states is not None else ""
         if self.fusions.num_fused < len(self.layers) and not reasons:

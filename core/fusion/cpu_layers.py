@@ -165,6 +165,8 @@ def _parts_of(layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> t
     modules = LayerModules.of(layer)
     if isinstance(modules, str):
         return modules
+    if not modules.qkv:
+        return "projections of other names"
     norm = Norm.of(modules.before_attention)
     if norm is None:
         return "no RMSNorm before its attention"

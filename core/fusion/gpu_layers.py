@@ -5,8 +5,9 @@ A layer of the common shape (norm, attention, norm, MLP, each half added to its 
     qkv = norm(x) @ Wqkv;  rotate and store;  attend;  x += o @ Wo;  x += (silu and product)(norm(x) @ Wgu) @ Wd
 
 with x overwritten in place. In steps of few tokens gates are fused into the matmuls, and the next norm, that of the
-next layer included, computes the sums. Only steps of the paged lane use a fused layer, and only if its output equals
-the layer's own on random input; a layer of another shape keeps its own forward.
+next layer included, computes the sums. Attention of another kind (latent, or with a rotation that no kernel has) is run
+by the model's own code up to its last projection. Only steps of the paged lane use a fused layer, and only if its
+output equals the layer's own on random input; a layer of another shape keeps its own forward.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from graftlm.core.execution.paged import (
     PackedCall,
     output_tokens_after,
     packed_step,
+    step_at_hand,
 )
 from graftlm.core.execution.routing import has_experts
 from graftlm.core.fusion.layer_mlp import LayerMlp, MakeMlp, layer_mlps
 from graftlm.core.fusion.layer_parts import Parts, Recognised, decoder_stacks
-from graftlm.core.fusion.layer_probe import LayerProbe, causal
+from graftlm.core.fusion.layer_probe import LayerProbe, answer, causal
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
 from graftlm.kernels.attention_params import AttentionParams
@@ -67,6 +69,7 @@ class Heads:
     ) -> PackedQKV:
         """Return the arguments of the attention for x [num_tokens, hidden_size] and the packed projection."""
         q_norm, k_norm = parts.q_norm, parts.k_norm
+        cos, sin = (x if x.stride(-1) == 1 else x.contiguous() for x in (cos, sin))
         qkv = product.matmul(x) if self.whole_norms else product.product(x)
         if self.whole_norms and q_norm is not None and k_norm is not None:
             q, k, _ = qkv.split([n * self.head_dim for n in (self.num_heads, *[self.num_kv_heads] * 2)], -1)
@@ -101,15 +104,19 @@ class PrenormedResidual:
 
 @dataclass(frozen=True)
 class Projections:
-    """The linear layers of a decoder layer's attention."""
+    """The linear layers of a decoder layer's attention. qkv: None if its own code runs them"""
 
-    qkv: LinearPlan
+    qkv: LinearPlan | None
     out: LinearPlan
 
     @classmethod
     def of(cls, parts: Parts, choose: Callable[..., LinearPlan]) -> Projections:
-        qkv, out = choose(parts.qkv.weight, "qkv", parts.qkv.bias), choose(parts.out.weight, "add", parts.out.bias)
-        return cls(qkv, out)
+        qkv = choose(parts.qkv.weight, "qkv", parts.qkv.bias) if parts.qkv is not None else None
+        return cls(qkv, choose(parts.out.weight, "add", parts.out.bias))
+
+    @property
+    def plans(self) -> tuple[LinearPlan, ...]:
+        return (self.out,) if self.qkv is None else (self.qkv, self.out)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class FusedLayer:
     """
 
     parts: Parts
-    heads: Heads
+    heads: Heads | None
     original: Callable[..., Any]
     linears: Projections
     mlp: LayerMlp
@@ -131,12 +138,12 @@ class FusedLayer:
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
         """Return the kernels of the linear layers, torch's excepted."""
-        return self.linears.qkv.kinds, self.linears.out.kinds, *self.mlp.kernels
+        return *(linear_plan.kinds for linear_plan in self.linears.plans), *self.mlp.kernels
 
     @property
     def plans(self) -> tuple[LinearPlan, ...]:
         """Return the linear layers, experts excluded."""
-        return self.linears.qkv, self.linears.out, *self.mlp.plans
+        return *self.linears.plans, *self.mlp.plans
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         step = packed_step()
@@ -165,12 +172,28 @@ class FusedLayer:
         -> x, valid for `wanted` only, and x after the following norm or None
         """
         parts, heads = self.parts, self.heads
-        if normed is None:
-            normed = norm_rows(x, parts.before_attention) if parts.before_attention is not None else x
+        assert heads is not None and self.linears.qkv is not None
+        normed = self._normed(x, normed)
         packed = heads.packed(normed, self.linears.qkv, cos, sin, parts)
         last_token_only = wanted is not None and wanted.last_token_only
         call = PackedCall(parts.attention, packed, heads.params, last_token_only)
-        attended = step(call).flatten(1)
+        return self._wanted(x, step(call).flatten(1), normed, wanted, last_token_only)
+
+    def _normed(self, x: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
+        """Return x after the layer's first norm."""
+        if normed is not None or self.parts.before_attention is None:
+            return x if normed is None else normed
+        return norm_rows(x, self.parts.before_attention)
+
+    def _wanted(
+        self,
+        x: torch.Tensor,
+        attended: torch.Tensor,
+        normed: torch.Tensor,
+        wanted: OutputTokens | None,
+        last_token_only: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Finish the layer for the `wanted` tokens; last_token_only: `attended` has no others."""
         if wanted is None:
             return self._finish(x, attended, normed)
         tokens = wanted.tokens
@@ -194,6 +217,47 @@ class FusedLayer:
         # after the last layer, a norm whose result is unused takes no longer than the sum alone
         following = self.mlp.add_norm(normed, x, self.following or parts.before_attention, parts.add_mlp)
         return x, following if self.following is not None else None
+
+
+class OwnOutput:
+    """The forward of an attention's last projection, which hands on its input while `skipped`."""
+
+    def __init__(self, own: Callable[..., torch.Tensor]) -> None:
+        self._own, self.skipped = own, False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.skipped else self._own(x)
+
+
+@dataclass(frozen=True)
+class LayerAroundAttention(FusedLayer):
+    """The replacement of a layer's forward that leaves attention to the model's own code, up to its last projection."""
+
+    output: OwnOutput = field(default_factory=lambda: OwnOutput(nn.Identity()))
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
+        plain = options.get("attention_mask") is None and cache_in(options) is None and not args
+        if step_at_hand() is None or not plain or hidden_states.shape[0] != 1:
+            return self.original(hidden_states, *args, **options)
+        normed = self.prenormed.take(hidden_states)
+        out, normed = self.run_around(hidden_states[0], options, output_tokens_after(self.parts.attention), normed)
+        return self.prenormed.give(out[None], normed)
+
+    def run_around(
+        self,
+        x: torch.Tensor,
+        options: dict[str, Any],
+        wanted: OutputTokens | None = None,
+        normed: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `run`. options: the arguments of the layer beside x, which its attention takes too"""
+        normed = self._normed(x, normed)
+        self.output.skipped = True
+        try:
+            attended = self.parts.attention(hidden_states=normed[None], **options)[0]
+        finally:
+            self.output.skipped = False
+        return self._wanted(x, attended[0], normed, wanted, last_token_only=False)
 
 
 def fuse_layers(
@@ -223,8 +287,15 @@ def fuse_layers(
             choose = partial(plan, agree=agree, max_rows=max_rows, linear=linear)
             fused = _fused(layer, rotary, parts, switch, agree, make, choose)
             if isinstance(fused, str):
+                around = partial(LayerAroundAttention, following=following, prenormed=prenormed)
+                own = _around(layer, rotary, parts, switch, agree, around, choose)
+                fused = fused if own is None else own
+            if isinstance(fused, str):
                 fusions.unfused.append(fused)
             else:
+                if isinstance(fused, LayerAroundAttention):
+                    fusions.num_around += 1
+                    fusions.add(_put(parts.out_module, fused.output))
                 fusions.num_compact += sum(linear_plan.reads(Bits12Weight) for linear_plan in fused.plans)
                 layer.forward = fused
                 fusions.add(partial(delattr, layer, "forward"))
@@ -242,7 +313,11 @@ def _fused(
 ) -> FusedLayer | str:
     """Return the fused equivalent of `layer` by `make`, or the reason why there is none."""
 
+    if parts.qkv is None:
+        return "projections of other names"
+
     def probe() -> LayerProbe | str:
+        assert parts.qkv is not None
         try:
             found = LayerProbe.of(layer, rotary, parts.qkv.weight.dense(slice(0, 1))[0], _PROBED, switch)
         except Exception as error:  # its arguments or outputs differ: it keeps its own forward
@@ -272,6 +347,59 @@ def _fused(
     return f"{type(layer).__name__} computes something else between its modules"
 
 
+def _around(
+    layer: nn.Module,
+    rotary: nn.Module,
+    parts: Parts,
+    switch: AttentionSwitch,
+    agree: AllClose,
+    make: Callable[..., LayerAroundAttention],
+    choose: Callable[..., LinearPlan],
+) -> LayerAroundAttention | None:
+    """Return the equivalent of `layer` around its own attention; None if there is none."""
+    routes = any(has_experts(module) for module in parts.mlp.modules())
+    output = OwnOutput(parts.out_module.forward)
+    undo = _put(parts.out_module, output)
+    form = replace(parts, qkv=None)
+    try:
+        for make_mlp in layer_mlps(form):
+            fused = make(form, None, layer.forward, Projections.of(form, choose), make_mlp(choose), output=output)
+            for _ in range(_ROUTED_TRIES if routes else 1):
+                like = parts.out.weight.dense(slice(0, 1))[0].new_empty(parts.out.weight.shape[0])
+                probe = LayerProbe.of(layer, rotary, like, _PROBED, switch)
+                if probe is not None and _same_around(probe, fused, switch, agree, routes=routes):
+                    return fused
+    except Exception:  # its arguments differ, or a kernel refuses these shapes
+        return None
+    finally:
+        undo()
+    return None
+
+
+def _same_around(
+    probe: LayerProbe, fused: LayerAroundAttention, switch: AttentionSwitch, agree: AllClose, *, routes: bool
+) -> bool:
+    """Return True if the layer around its own attention reproduces the probe, whole and in part."""
+    agree_out = partial(_mostly, agree) if routes and probe.hidden.dtype != torch.float32 else agree
+    positions = torch.arange(probe.hidden.shape[1], device=probe.hidden.device)
+    options = {"attention_mask": None, "position_ids": positions[None], "position_embeddings": probe.embeddings}
+    wanted = OutputTokens(fused.parts.attention, positions[::3], last_token_only=False)
+    with switch(answer):
+        out, normed = fused.run_around(probe.hidden[0].clone(), options)
+        part, _ = fused.run_around(probe.hidden[0].clone(), options, wanted)
+    agreeing = agree_out(probe.expected[0], out) and agree_out(probe.expected[0, ::3], part[wanted.tokens])
+    if normed is not None and fused.following is not None:
+        agreeing = agreeing and agree(norm_rows(out, fused.following), normed)
+    return agreeing
+
+
+def _put(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
+    """Set the forward of `module`. -> a function that restores the one before"""
+    before = vars(module).get("forward")
+    setattr(module, "forward", forward)  # noqa: B010
+    return partial(delattr, module, "forward") if before is None else partial(setattr, module, "forward", before)
+
+
 def _forms(parts: Parts) -> Iterator[tuple[Parts, MakeMlp]]:
     """Yield the forms of a fused layer, the fastest first: each MLP with the weights as they are, then fallbacks."""
     weights = [form for form in (parts, parts.fallback) if form is not None]
@@ -284,6 +412,7 @@ def _heads(call: AttentionCall, parts: Parts) -> Heads | str:
     num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[-1]
     same_dims = call.k.shape[-1] == call.v.shape[-1] == dim
     norms = [n for n in (parts.q_norm, parts.k_norm) if n is not None]
+    assert parts.qkv is not None
     if not same_dims or parts.qkv.weight.shape[0] != (num_heads + 2 * num_kv_heads) * dim:
         return "heads of queries, keys and values differ in size"
     whole = [n.weight.shape[0] for n in norms] == [num_heads * dim, num_kv_heads * dim] != [dim, dim]
@@ -296,6 +425,7 @@ def _heads(call: AttentionCall, parts: Parts) -> Heads | str:
 
 def _rotated(probe: LayerProbe, parts: Parts, heads: Heads, agree: AllClose) -> Heads | str:
     """Return `heads` with the rotation that yields the probe's queries and keys, or the reason why there is none."""
+    assert parts.qkv is not None
     normed = probe.hidden[0] if parts.before_attention is None else parts.before_attention(probe.hidden[0])
     for rotation in ROTATIONS:
         candidate = replace(heads, rotation=rotation)
@@ -325,6 +455,7 @@ def _same(probe: LayerProbe, fused: FusedLayer, agree: AllClose, *, routes: bool
     routes  whether the layer routes its tokens to experts
     """
     agree_out = partial(_mostly, agree) if routes and probe.hidden.dtype != torch.float32 else agree
+    assert fused.heads is not None
     num_tokens = probe.hidden.shape[1]
     shape = (num_tokens, fused.heads.num_kv_heads, fused.heads.head_dim)
     store = [torch.zeros(shape, dtype=probe.hidden.dtype, device=probe.hidden.device) for _ in "kv"]

@@ -81,7 +81,7 @@ class LayerModules:
 
     parallel  whether MLP and attention have one input
     factor    multiplies the outputs that attention and MLP add to the residual stream
-    qkv       q_proj, k_proj and v_proj, or one qkv_proj
+    qkv       q_proj, k_proj and v_proj, or one qkv_proj; empty if the attention projects in another way
     gate_up   gate_proj and up_proj, or one gate_up_proj; empty if the MLP does not compute activation(gate) * up
     down      None with an empty gate_up
     """
@@ -114,7 +114,7 @@ class LayerModules:
         before, after, second, last = (_child(layer, name) if name else None for name in names)
         out = _child(attention, "o_proj") or _child(attention, "dense")
         qkv = _children(attention, "q_proj", "k_proj", "v_proj") or _children(attention, "qkv_proj")
-        if out is None or not qkv:
+        if out is None:
             return "projections of other names"
         down, function = _child(mlp, "down_proj"), getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
         gate_up = _children(mlp, "gate_proj", "up_proj") or _children(mlp, "gate_up_proj")
@@ -178,6 +178,8 @@ class Product:
 class Parts:
     """The operands of a fused GPU layer. Without `gate_up` and `mixture` it calls the model's own MLP.
 
+    qkv  None if the attention projects in another way
+    out_module  the module of `out`
     add_attention  how the attention's output is added to the residual stream; None adds it unchanged. add_mlp likewise
     """
 
@@ -188,8 +190,9 @@ class Parts:
     add_attention: Addition | None
     add_mlp: Addition | None
     parallel: bool
-    qkv: Product
+    qkv: Product | None
     out: Product
+    out_module: nn.Module
     q_norm: Norm | None
     k_norm: Norm | None
     gate_up: Product | None
@@ -203,9 +206,8 @@ class Parts:
         products = self.qkv, self.out, self.gate_up, self.down
         if all(product is None or product.fallback is None for product in products):
             return None
-        gate_up, down = ((x.fallback or x) if x is not None else None for x in (self.gate_up, self.down))
-        qkv, out = (x.fallback or x for x in (self.qkv, self.out))
-        return replace(self, qkv=qkv, out=out, gate_up=gate_up, down=down)
+        qkv, gate_up, down = ((x.fallback or x) if x is not None else None for x in (self.qkv, self.gate_up, self.down))
+        return replace(self, qkv=qkv, out=self.out.fallback or self.out, gate_up=gate_up, down=down)
 
 
 @dataclass(frozen=True)
@@ -228,8 +230,9 @@ class Recognised:
         first, after_attention, second, after_mlp, q_norm, k_norm = (
             self.norms[m] if m is not None else None for m in (*modules, found.q_norm, found.k_norm)
         )
-        qkv, out = self.products.get(found.attention) or Product.of(found.qkv), Product.of((found.out,))
-        if qkv is None or out is None:
+        qkv = (self.products.get(found.attention) or Product.of(found.qkv)) if found.qkv else None
+        out = Product.of((found.out,))
+        if (found.qkv and qkv is None) or out is None:
             return "its projections are no plain linear layers"
         if (q_norm is None) != (k_norm is None):
             return "only one of queries and keys is normed"
@@ -241,6 +244,6 @@ class Recognised:
         down = Product.of((found.down,)) if found.down is not None and gate_up is not None else None
         gate_up = gate_up if down is not None else None
         return Parts(
-            found.attention, found.mlp, first, second, attended, gated, found.parallel, qkv, out, q_norm, k_norm,
-            gate_up, down, found.activation or "silu", self.mixtures.get(found.mlp),
+            found.attention, found.mlp, first, second, attended, gated, found.parallel, qkv, out, found.out,
+            q_norm, k_norm, gate_up, down, found.activation or "silu", self.mixtures.get(found.mlp),
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,8 @@ class LayerProbe:
     """A random input of a layer, the layer's call of its attention, and its output.
 
     hidden    [1, num_tokens, hidden_size]
-    cos, sin  [1, num_tokens, rotary_dim]
+    cos, sin  [1, num_tokens, rotary_dim]; both the whole where the rotary embedding is one tensor
+    embeddings  as the rotary embedding returns them
     expected  like hidden
     """
 
@@ -29,6 +31,7 @@ class LayerProbe:
     sin: torch.Tensor
     expected: torch.Tensor
     call: AttentionCall
+    embeddings: Any
 
     @classmethod
     def of(
@@ -40,20 +43,22 @@ class LayerProbe:
         """
         hidden = torch.randn(1, num_tokens, like.shape[0], device=like.device).to(like.dtype)
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
-        cos, sin = rotary(hidden, positions, **_kind_of(layer, rotary))
-        _, out = _run(layer, hidden, cos, sin, switch)
+        embeddings = rotary(hidden, positions, **_kind_of(layer, rotary))
+        cos, sin = embeddings if isinstance(embeddings, tuple) else (embeddings, embeddings)
+        _, out = _run(layer, hidden, embeddings, switch)
         # Scale the residual stream to the size of the addends. A larger one would hide an error of the sum; the
         # rounding of a smaller one would count as an error.
         share = float((out - hidden).float().norm() / hidden.float().norm())
         hidden = hidden * min(max(share, 1e-2), 1.0)
-        calls, out = _run(layer, hidden, cos, sin, switch)
-        return cls(hidden, cos, sin, out, calls[0]) if len(calls) == 1 else None
+        calls, out = _run(layer, hidden, embeddings, switch)
+        return cls(hidden, cos, sin, out, calls[0], embeddings) if len(calls) == 1 else None
 
     def first(self, num_tokens: int) -> LayerProbe:
         """Return the probe of the first tokens alone: attention is causal, so no later token affects them."""
         q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
         hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
-        return LayerProbe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v))
+        embeddings = (cos, sin) if isinstance(self.embeddings, tuple) else cos
+        return LayerProbe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v), embeddings)
 
 
 def _kind_of(layer: nn.Module, rotary: nn.Module) -> dict[str, str]:
@@ -74,14 +79,22 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
     return attend(q, k, v, scale=scale, causal=True).out[0].transpose(0, 1)
 
 
+def answer(call: AttentionCall) -> torch.Tensor:
+    """Answer the call of a probe's attention, in the way of `causal`."""
+    k, v = call.k, call.v
+    if call.latent is not None:
+        k, v = (x.transpose(0, 1)[None] for x in call.latent.expand(k[0, 0]))
+    return causal(call.q, k, v, call.params.scale)
+
+
 def _run(
-    layer: nn.Module, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, switch: AttentionSwitch
+    layer: nn.Module, hidden: torch.Tensor, embeddings: Any, switch: AttentionSwitch
 ) -> tuple[list[AttentionCall], torch.Tensor]:
     calls: list[AttentionCall] = []
 
     def step(call: AttentionCall) -> torch.Tensor:
         calls.append(call)
-        return causal(call.q, call.k, call.v, call.params.scale)
+        return answer(call)
 
     positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
     name = cache_name(layer.forward)
@@ -89,6 +102,6 @@ def _run(
     with switch(step):
         out: torch.Tensor = layer(
             hidden.clone(), attention_mask=None, position_ids=positions, use_cache=False,
-            position_embeddings=(cos, sin), **no_cache,
+            position_embeddings=embeddings, **no_cache,
         )  # fmt: skip
     return calls, out

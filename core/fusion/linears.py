@@ -38,6 +38,7 @@ class Fusions:
     """The replacements in a model. `undo` restores the original modules.
 
     num_fused    decoder layers that run as a few kernels
+    num_around   those among them that leave attention to the model's own code, up to its last projection
     num_compact  linear layers that read their weight in 12 bits in steps of few tokens
     reasons      reasons for code that was not replaced, by the name of its class or operation
     unfused      reasons why decoder layers keep their own forward: on a GPU by layer, on a CPU with the layers' indices
@@ -47,6 +48,7 @@ class Fusions:
     num_compact: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
     num_fused: int = 0
+    num_around: int = 0
     unfused: list[str] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 

@@ -39,10 +39,12 @@ def fuse_rotary_tables(model: nn.Module, fusions: Fusions, *, dry: bool = False)
         if not found:
             continue
         own = module.forward
-        table = _forward(own, found)
-        if dry or all(_same(own, table, kind, frequencies) for kind, frequencies in found.items()):
-            setattr(module, "forward", table)  # noqa: B010
-            fusions.add(partial(delattr, module, "forward"))
+        for once in (False, True):
+            table = _forward(own, found, once=once)
+            if dry or all(_same(own, table, kind, frequencies) for kind, frequencies in found.items()):
+                setattr(module, "forward", table)  # noqa: B010
+                fusions.add(partial(delattr, module, "forward"))
+                break
 
 
 def _frequencies(module: nn.Module) -> dict[str | None, Frequencies]:
@@ -65,7 +67,9 @@ def _frequencies(module: nn.Module) -> dict[str | None, Frequencies]:
     return found
 
 
-def _forward(own: Callable[..., Any], found: dict[str | None, Frequencies]) -> Callable[..., Any]:
+def _forward(own: Callable[..., Any], found: dict[str | None, Frequencies], *, once: bool) -> Callable[..., Any]:
+    """Return the forward of a rotary embedding. once: each cosine once, not twice (GPT-OSS)"""
+
     @functools.wraps(own)
     def forward(x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
         frequencies = found.get(layer_type)
@@ -73,6 +77,8 @@ def _forward(own: Callable[..., Any], found: dict[str | None, Frequencies]) -> C
         if frequencies is None or not one_row or position_ids.device != frequencies.values.device:
             return own(x, position_ids) if layer_type is None else own(x, position_ids, layer_type)
         cos, sin = rotary_table(position_ids[0], *frequencies, x.dtype)
+        if once:
+            cos, sin = (x[..., : x.shape[-1] // 2] for x in (cos, sin))
         return cos[None], sin[None]
 
     return forward

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
-from graftlm.core.fusion.gpu_layers import FusedLayer
+from graftlm.core.fusion.gpu_layers import FusedLayer, LayerAroundAttention
 from graftlm.core.fusion.gpu_modules import PackedProjections, fuse_gpu
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
@@ -244,11 +244,24 @@ def prefill_plan(prompts: list[list[int]]) -> WirePlan:
 
 
 def test_a_layer_that_computes_something_else_keeps_its_own_forward_and_says_why() -> None:
-    model = varied_model("bitnet", **ONE_KV_HEAD, num_hidden_layers=1).to(DEVICE)  # normed within attention and MLP
+    model = varied_model("bitnet", **ONE_KV_HEAD, num_hidden_layers=1).to(DEVICE)
+    layer = model.model.layers[0]
+    own = layer.forward
+    layer.forward = lambda hidden_states, **options: own(2 * hidden_states, **options)
     fusions = fuse_gpu(model)
     assert not any(isinstance(layer.forward, FusedLayer) for layer in model.model.layers)
     assert fusions.unfused == ["BitNetDecoderLayer computes something else between its modules"]
     fusions.undo()
+
+
+@pytest.mark.parametrize("kind", ["bitnet", "deepseek_v2", "deepseek_v3"])  # norms within attention, and latents
+def test_a_layer_is_fused_around_attention_that_no_kernel_has(kind: str) -> None:
+    model = varied_model(kind, num_hidden_layers=2)
+    loaded = load_fused(model, max_rows=64)
+    assert loaded.execution.startswith("paged, 2 of 2 layers fused, 2 of them around their own attention")
+    assert all(isinstance(layer.forward, LayerAroundAttention) for layer in model.model.layers)
+    loaded.release()
+    assert not any("forward" in vars(m) for m in model.modules())
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
