@@ -39,7 +39,7 @@ def main() -> int:
             print(f"python -m bench: no group {arguments[0]!r}; the groups are below\n", file=sys.stderr)
         print("usage: python -m bench GROUP [case ...] [--quick] [--json FILE]", file=sys.stderr)
         print("       python -m bench runtime soak [--seconds N]", file=sys.stderr)
-        print("       python -m bench gpu families [NAME ...]\n", file=sys.stderr)
+        print("       python -m bench gpu families [--real] [NAME ...]\n", file=sys.stderr)
         for name, what in GROUPS.items():
             print(f"  {name:12}{what}", file=sys.stderr)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2

@@ -3,6 +3,9 @@
 Lane, decoder layers that run as few kernels, error of ragged batches beside the model's own forward, and whether greedy
 tokens in float32 are those of transformers. On a GPU the kernels of linear layers are named too. Without one the layers
 are those of the CPU; with TRITON_INTERPRET=1 those of a GPU, whose kernels then run in Triton's interpreter.
+
+--real builds published configurations (published.py) with random weights in bfloat16 instead, one after the other, with
+as many layers as the card holds, or as --layers says.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -31,6 +34,8 @@ FAMILIES = [
 ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Large enough for the kernels of Hopper."""
 PROMPT, NEW = 24, 12
+WEIGHTS_SHARE, MAX_LEN = 0.6, 4_096
+"""Share of the free memory for a published configuration's weights: some are held twice; and its context, in tokens."""
 POOL, BATCH = 4_096, 8
 """Slots and rows, few: many processes share the card."""
 
@@ -75,6 +80,38 @@ def judge(kind: str, *, interpret: bool) -> Row:
             row |= {"lane": loaded.lane, "execution": loaded.execution, "error": loaded.error}
             row["kernels"] = sorted(_kernels(half))
             loaded.release()
+    except Exception as error:
+        row["why"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+    return row | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def judge_published(name: str, num_layers: int | None) -> Row:
+    """Report how a published configuration runs on a GPU, with so many layers or as many as fit."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from bench.gpu.published import PUBLISHED, fitted, layers_that_fit
+    from bench.gpu.shapes import config_of
+    from graftlm.core.config import EngineConfig
+    from graftlm.core.model.load import load_model
+    from tests.models import byte_tokenizer
+
+    warnings.simplefilter("ignore")
+    began = time.perf_counter()
+    shape, row = PUBLISHED[name], Row({"family": name})
+    try:
+        free = int(WEIGHTS_SHARE * torch.cuda.mem_get_info()[0])
+        layers = min(layers_that_fit(shape, free), num_layers or int(shape["num_hidden_layers"]))
+        row["family"] = f"{name}, {layers} of {shape['num_hidden_layers']} layers"
+        with torch.device("cuda"):
+            model = AutoModelForCausalLM.from_config(config_of(fitted(shape, layers), tiny=False), dtype=torch.bfloat16)
+            for parameter in model.parameters():
+                if parameter.dim() >= 2:
+                    parameter.data.normal_(0.0, 0.02)
+        loaded = load_model(model.eval(), EngineConfig(device="cuda", max_model_len=MAX_LEN), byte_tokenizer())
+        row |= {"lane": loaded.lane, "execution": loaded.execution, "error": loaded.error}
+        row["kernels"] = sorted(_kernels(model))
+        loaded.release()
     except Exception as error:
         row["why"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
     return row | {"seconds": round(time.perf_counter() - began, 1)}
@@ -125,16 +162,31 @@ HEADINGS = ("family", "lane", "layers fused", "kernels beside torch's", "error",
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench gpu families", description=__doc__)
     parser.add_argument(
-        "families", nargs="*", default=FAMILIES, help="model types of transformers; default: common ones"
+        "families", nargs="*", help="model types of transformers, or with --real published models; default: all here"
     )
+    parser.add_argument("--real", action="store_true", help="published configurations, on a GPU")
+    parser.add_argument("--layers", type=int, help="at most so many layers of a published configuration")
     parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) - 1, 1))
     parser.add_argument("--seconds", type=float, default=1e6, help="families that are not done by then are left out")
     parser.add_argument("--markdown", action="store_true", help="print the table as docs/gpu-figures.md has it")
     parser.add_argument("--json", type=Path, dest="output", help="write the rows to this file")
     given = parser.parse_args(arguments)
+    if given.real:
+        from bench.gpu.published import PUBLISHED
+
+        _need_published(parser, given.families, PUBLISHED)
+        given.families = given.families or list(PUBLISHED)
+        given.processes = 1  # each takes most of the card's memory
+    given.families = given.families or FAMILIES
     rows: dict[str, Row] = {}
-    run = partial(judge, interpret=os.environ.get("TRITON_INTERPRET") == "1")
-    pool = ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn"))
+    interpret = os.environ.get("TRITON_INTERPRET") == "1"
+    run: Callable[[str], Row] = partial(judge, interpret=interpret)
+    if given.real:
+        run = partial(judge_published, num_layers=given.layers)
+    # a published model leaves memory of its process behind, so each has a process of its own
+    pool = ProcessPoolExecutor(
+        given.processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1 if given.real else None
+    )
     tasks = {pool.submit(run, kind): kind for kind in given.families}
     try:
         for done in as_completed(tasks, given.seconds):
@@ -157,6 +209,17 @@ def main(arguments: Sequence[str]) -> int:
     for process in list((pool._processes or {}).values()):
         process.terminate()
     return 0
+
+
+def _need_published(parser: argparse.ArgumentParser, names: Sequence[str], published: dict[str, Any]) -> None:
+    """End the command if a name is none of the published models, or if there is no GPU."""
+    import torch
+
+    unknown = [name for name in names if name not in published]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: not one of {', '.join(published)}")
+    if not torch.cuda.is_available():
+        parser.error("--real runs on a GPU, there is none here; leave it out for small models on this CPU")
 
 
 if __name__ == "__main__":

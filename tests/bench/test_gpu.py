@@ -15,9 +15,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.gpu import compare, measure, report, sanitize, shapes
+from bench.gpu import compare, families, measure, report, sanitize, shapes
 from bench.gpu.limits import Decoder, Limits, Rates, limits, pairs
 from bench.gpu.model import CONFIG, learn_tokenizer
+from bench.gpu.published import PUBLISHED, fitted, layers_that_fit
 from bench.gpu.workloads import Answer, Draw, Ids, Sizes, decode, sections
 from bench.harness import ROOT
 
@@ -328,3 +329,25 @@ def test_as_many_rows_decode_as_are_asked_for(divisor: int, rows: int, expected:
             self.divisor = divisor
 
     assert Tiny().rows(rows) == expected
+
+
+def test_published_configurations_can_be_built_and_cut() -> None:
+    shape = PUBLISHED["deepseek-v2-lite"]
+    assert layers_that_fit(shape, 10**12) == 27
+    assert 4 <= layers_that_fit(shape, 16 * 10**9) < 27  # 31 GB as a whole
+    with pytest.raises(ValueError, match="4 of its layers take"):
+        layers_that_fit(shape, 10**9)
+    cut = fitted(PUBLISHED["qwen3.5-9b"], 6)
+    assert (cut["num_hidden_layers"], len(cut["layer_types"])) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [([], "runs on a GPU"), (["llama-9"], "llama-9: not one of llama-3.1-8b")]
+)
+def test_published_models_need_a_gpu_and_a_known_name(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        families.main(["--real", *arguments])
+    assert said in capsys.readouterr().err
