@@ -142,7 +142,9 @@ def _kernels(model: Any) -> Iterator[str]:
 def cells(row: Row) -> tuple[str, ...]:
     """Family, lane, layers fused, kernels, error, tokens, why not faster."""
     lane, _, why = str(row.get("execution", "")).partition(": ")
-    layers = lane.removeprefix("paged, ").removesuffix(" layers fused") if lane.startswith("paged") else ""
+    layers = lane.removeprefix("paged, ").partition(" layers fused")[0] if lane.startswith("paged") else ""
+    if "around their own attention" in lane:
+        layers += ", around attention"
     error = row.get("error")
     tokens = row.get("same_tokens")
     return (

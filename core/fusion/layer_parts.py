@@ -71,6 +71,9 @@ NORM_NAMES = (
 )
 """Names of norms by family; the first entry whose names a layer has applies."""
 
+MLP_NAMES = ("mlp", "block_sparse_moe", "feed_forward")
+"""Names of the MLP, or of the mixture in its place."""
+
 _FACTORS = ("residual_multiplier",)
 """Names of attributes that multiply the outputs which a layer adds to the residual stream."""
 
@@ -105,7 +108,8 @@ class LayerModules:
     @classmethod
     def of(cls, layer: nn.Module) -> LayerModules | str:
         """Return the modules, or the reason why `layer` lacks self-attention, MLP or norms under the usual names."""
-        attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp") or _child(layer, "block_sparse_moe")
+        attention = _child(layer, "self_attn")
+        mlp = next((found for name in MLP_NAMES if (found := _child(layer, name)) is not None), None)
         if attention is None or mlp is None:
             return "no self_attn and mlp"
         names = next((n for n in NORM_NAMES if all(_child(layer, name) is not None for name in n if name)), None)

@@ -143,6 +143,7 @@ def fuse_mixtures(
         inner = next((child for child in block.children() if has_experts(child)), None)
         if inner is None:
             continue
+        _lay_out(inner, fusions)
         weights = expert_weights(inner)
         if isinstance(weights, str):
             fusions.reasons[type(inner).__name__] = f"experts keep torch's products: {weights}"
@@ -170,6 +171,23 @@ def fuse_mixtures(
         mixtures[block] = mixture
         whole = isinstance(seen.out, torch.Tensor)
         _put(block, mixture if whole else FusedBlock(mixture, len(seen.out) - 1), fusions)
+
+
+def _lay_out(experts: nn.Module, fusions: Fusions) -> None:
+    """Order the memory of experts' weights by output, so that the tensor memory accelerator reads them.
+
+    Shapes and values stay. Weights [num_experts, inputs, outputs] (GPT-OSS) are ordered by input otherwise.
+    """
+    if not getattr(experts, "is_transposed", False):
+        return
+    for parameter in experts.parameters(recurse=False):
+        if parameter.is_cuda and parameter.dim() == 3 and parameter.itemsize == 2 and parameter.is_contiguous():
+            parameter.data = parameter.data.transpose(1, 2).contiguous().transpose(1, 2)
+            fusions.add(partial(_in_order_again, parameter))
+
+
+def _in_order_again(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data.contiguous()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from graftlm.kernels.attention import Attention, LayerSpec, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
 from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, extend_attention
-from graftlm.kernels.gpu.attention.latent import LatentStep, attend_expanded, latent_decode
+from graftlm.kernels.gpu.attention.latent import LatentStep, attend_expanded, latent_decode, latent_splits
 from graftlm.kernels.gpu.attention.one_order import OneOrder
 from graftlm.kernels.gpu.attention.prefill_path import PrefillCall, PrefillPath
 from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
@@ -322,7 +322,7 @@ class TritonAttention(Attention):
         """Parts that the tokens of `num_rows` rows of one length are cut into."""
         layout = self.store.layout
         if self._has_latents:
-            return num_splits(num_rows, 1, self.num_sms, 256)
+            return latent_splits(num_rows, self.num_sms)
         of_grid = num_rows, min(layer.num_kv_heads for layer in layout), self.num_sms, max(x.k_dim for x in layout)
         if self._compact is not None:
             compact: int = self._compact.num_splits(*of_grid)

@@ -144,11 +144,15 @@ def rotate_store(
     exponents  uint8 [num_kv_heads, num_slots, 2]: the store is compact, k_store and v_store are int32
                [num_slots, num_kv_heads, words] (kv_codec.py), for heads of as many dimensions as it takes, in bfloat16
     -> q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]: views of `packed.qkv`
+
+    Raises ValueError for a rotation of more numbers than a head has.
     """
     qkv, dim, q_norm, k_norm = packed.qkv, packed.head_dim, packed.q_norm, packed.k_norm
     num_tokens = qkv.shape[0]
     assert exponents is None or (dim in kv_codec.DIMS and qkv.dtype is torch.bfloat16)
     half = packed.num_angles
+    if 2 * half > dim:
+        raise ValueError(f"a {packed.rotation!r} rotation of {2 * half} numbers does not fit heads of {dim}")
     rest = dim - 2 * half
     # halves of a head that is turned as a whole are packed where they are turned; others afterwards
     stores = exponents is None or (rest == 0 and packed.rotation in ("halves", "short", "none"))

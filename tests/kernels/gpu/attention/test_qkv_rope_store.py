@@ -98,3 +98,10 @@ def test_parts_are_summed_for_a_store_that_is_packed_afterwards() -> None:
         out = rotate_store(packed, *stores[:2], torch.arange(3, device=DEVICE), exponents=stores[2])
         found.append([*out, *stores])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_rotation_wider_than_a_head_is_an_error() -> None:
+    table = torch.zeros(2, 16)
+    packed = PackedQKV(torch.zeros(2, 48), 1, 1, 16, table, table, rotation="short")
+    with pytest.raises(ValueError, match="32 numbers does not fit heads of 16"):
+        rotate_store(packed, torch.zeros(2, 1, 16), torch.zeros(2, 1, 16), torch.arange(2))
