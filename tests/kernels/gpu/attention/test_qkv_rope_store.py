@@ -24,6 +24,9 @@ def test_heads_are_normed_rotated_and_stored(
     cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
     if rotation == "spread":
         cos, sin = (f(angle).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
+    elif rotation == "short":
+        cos, sin = angle.cos(), angle.sin()
+    in_halves = rotation in ("halves", "short")
     norms = [Norm(random(head_dim), 1e-5, norm == "rounded") if norm != "none" else None for _ in range(2)]
     packed = PackedQKV(qkv, heads, kv_heads, head_dim, cos, sin, *norms, rotation)
     stores = [torch.full((num_tokens + 2, kv_heads, head_dim), 7.0, device=DEVICE) for _ in "kv"]
@@ -36,9 +39,9 @@ def test_heads_are_normed_rotated_and_stored(
         if rotation == "none":
             return x
         c, s = angle.cos()[:, None], angle.sin()[:, None]
-        a, b = turned.unbind(-1) if rotation != "halves" else x[..., :rotary].chunk(2, -1)
+        a, b = turned.unbind(-1) if not in_halves else x[..., :rotary].chunk(2, -1)
         pair = a * c - b * s, b * c + a * s
-        return torch.cat([torch.stack(pair, -1).flatten(-2) if rotation != "halves" else torch.cat(pair, -1), rest], -1)
+        return torch.cat([torch.stack(pair, -1).flatten(-2) if not in_halves else torch.cat(pair, -1), rest], -1)
 
     wanted = (expected(q, norms[0]), expected(k, norms[1]), v)
     assert all(close(a, b, torch.float32) for a, b in zip(found, wanted, strict=True))
