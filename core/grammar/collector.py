@@ -1,6 +1,7 @@
-"""Python's collector waits while a constraint is compiled: the many nodes would make it look at all that is in memory.
+"""Pause Python's garbage collector while a constraint is compiled.
 
-A full collection takes 25 to 200 ms in a process with a model, and compiling leaves no cycles behind.
+Compiling makes many nodes and leaves no cycles behind. The 566 schemas of MaskBench take 4.9 s of CPU time in a process
+with a model, 6.8 s without the pause; one full collection there takes 25 to 200 ms.
 """
 
 from __future__ import annotations
