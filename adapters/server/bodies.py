@@ -76,24 +76,27 @@ class Bodies:
 
     def _parse_large(self, raw: bytes, kind: type[AnyBody]) -> AnyBody:
         limits = self._settings.limits
-        num_members, num_values = count_json(raw)
+        num_members, num_values = count_json(raw, limits.json_members, limits.json_values)
         if num_members > limits.json_members:
-            message = f"the body has {num_members:,} members of objects, the server takes {limits.json_members:,}"
-            raise ApiError(400, f"{message}; send fewer", code="body_too_complex")
+            message = f"the body has more than {limits.json_members:,} members of objects; send fewer"
+            raise ApiError(400, message, code="body_too_complex")
         if num_values > limits.json_values:
-            message = f"the body has {num_values:,} values, the server takes {limits.json_values:,}"
-            raise ApiError(400, f"{message}; send fewer", code="body_too_complex")
+            message = f"the body has more than {limits.json_values:,} values; send fewer"
+            raise ApiError(400, message, code="body_too_complex")
         return kind.model_validate_json(raw)
 
 
-def count_json(raw: bytes) -> tuple[int, int]:
+def count_json(raw: bytes, most_members: int, most_values: int) -> tuple[int, int]:
     """Return the number of members of all objects, and of all values, of a JSON text. Reads 200 MB a second.
 
+    Counting ends soon after one of the numbers is above its limit.
     A text that is no JSON gives some counts as well; the parser refuses it.
     """
     num_members = num_values = 0
     inside = False  # a string
     for start in range(0, len(raw), _PIECE):
+        if num_members > most_members or num_values > most_values:
+            break
         piece = raw[start : start + _PIECE]
         if b"\\" in piece or (start and raw[start - 1 : start] == b"\\"):
             piece = _without_escapes(raw, start, start + _PIECE)

@@ -26,7 +26,6 @@ from graftlm.adapters.server.settings import Limits, ServerSettings
 from graftlm.core.config import CacheConfig, SchedulerConfig, reject_unknown
 from graftlm.core.constraint import prepare_llguidance
 from graftlm.core.errors import ConfigError, GraftError
-from graftlm.core.grammar.cache import limit_queue
 from graftlm.core.runtime import Runtime
 
 log = logging.getLogger("graftlm.server")
@@ -191,6 +190,8 @@ class Process(uvicorn.Server):
         started = time.monotonic()
         try:
             load(self._server.runtime)
+            from graftlm.core.grammar.cache import limit_queue  # the load has imported it on another thread
+
             limit_queue(self._server.settings.limits.waiting_constraints)
         except BaseException as error:
             if not self._server.draining:
