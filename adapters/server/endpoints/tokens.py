@@ -44,7 +44,8 @@ class TokenizeBody(BaseModel):
             given = tokenizer.encode_within(self.prompt, max(MAX_TOKENS, runtime.max_model_len))
             if isinstance(given, GraftError):
                 raise given
-            return (tokenizer.with_bos(given) if self.add_special_tokens else given).tolist()
+            found: list[int] = (tokenizer.with_bos(given) if self.add_special_tokens else given).tolist()
+            return found
         encoded = runtime.processor.encode(
             self.messages or [], self.tools, add_generation_prompt=self.add_generation_prompt
         )

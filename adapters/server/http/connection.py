@@ -217,7 +217,7 @@ class Connection(HttpToolsProtocol):
         self._unwatch()
         begun = self.cycle is not None and not self.cycle.response_complete and self.cycle.response_started
         if self.cycle is not None and not self.cycle.response_complete:
-            access_of(self.cycle.scope).reason = code
+            access_of(self.cycle.scope).reason = code  # type: ignore[arg-type]
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.transport.is_closing():
