@@ -19,14 +19,14 @@ LOAD_WAIT_S = 60.0
 """Seconds that the exit waits for a model load to notice its interrupt, which takes longest inside a C function."""
 
 
-def interrupt(thread: threading.Thread) -> None:
-    """Raise SystemExit in `thread` at its next bytecode.
+def interrupt(thread: threading.Thread, kind: type[BaseException] = SystemExit) -> None:
+    """Raise an exception of `kind` in `thread` at its next bytecode.
 
     A thread that is alive when the interpreter ends is unwound by the next C function that takes Python's lock. If a
     frame of C++ is on its stack then, the process aborts.
     """
     if thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(kind))
 
 
 def end_llvm() -> None:

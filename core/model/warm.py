@@ -29,5 +29,6 @@ def warm_model(model: str, **options: Any) -> Path:
         runtime.generate("a", max_tokens=2)
         runtime.generate("a", max_tokens=2, regex="[a-z]+", close_on_length=False)
     jit.wait()
-    loop_cache.wait_for(lambda: None)
+    while loop_cache.compiling():  # each wait has a limit of time, which a busy machine may exceed
+        loop_cache.wait_for(lambda: None)
     return folder

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from graftlm.core.chat.messages import Message, to_messages, to_template_dicts
 from graftlm.core.errors import ConfigError, GraftError, ModelError, RequestTooLong, failure_of, shortened
 from graftlm.core.hub import only_local, why_not
+from graftlm.core.text import render_limit
 from graftlm.core.text.batch_encoder import BLOCK_CHARS, LONG_CHARS, BatchEncoder
 from graftlm.core.text.detokenizer import Detokenizer
 from graftlm.core.text.plain_tokenizer import KnownTokenizer, PlainTokenizer
@@ -41,6 +43,25 @@ def ends_of(given: Any) -> list[int]:
     return [value for value in values if value >= 0]
 
 
+def check_templates(folder: str) -> None:
+    """Raise ModelError if a chat template of a local folder is a link to a file outside of it.
+
+    Links into the blobs of Hugging Face's cache, where the files of a snapshot lie, are followed.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        return
+    inside = [root.resolve()]
+    if root.resolve().parent.name == "snapshots":
+        inside.append(root.resolve().parents[1] / "blobs")
+    for path in (*root.glob("*.jinja"), *root.glob("additional_chat_templates/*.jinja")):
+        if not any(path.resolve().is_relative_to(allowed) for allowed in inside):
+            raise ModelError(
+                f"the chat template {str(path)!r} is a link out of its folder, to {str(path.resolve())!r}; copy the "
+                "template into the folder"
+            )
+
+
 class Tokenizer:
     """A Hugging Face tokenizer and what the runtime needs beside it.
 
@@ -57,6 +78,7 @@ class Tokenizer:
     def from_pretrained(cls, path_or_id: str, *, trust_remote_code: bool = False) -> Tokenizer:
         """Load the tokenizer of a local folder (no network call) or of a Hugging Face id."""
         path = os.fspath(path_or_id)
+        check_templates(path)
         known = KnownTokenizer.find(path) if not trust_remote_code else None
         if known is not None:
             return cls(PlainTokenizer(path, known), eos_token_ids=known.eos_token_ids)
@@ -249,13 +271,15 @@ class Tokenizer:
             )
         dicts = to_template_dicts(to_messages(messages))
         try:
-            text = self.hf.apply_chat_template(
-                dicts,
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                continue_final_message=continue_final_message,
-                **(options or {}),
+            text = render_limit.limited(
+                lambda: self.hf.apply_chat_template(
+                    dicts,
+                    tools=tools,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt and not continue_final_message,
+                    continue_final_message=continue_final_message,
+                    **(options or {}),
+                )
             )
         except Exception as error:  # templates are programs of the model's author and raise what they like
             roles = ", ".join(message["role"] for message in dicts)

@@ -10,7 +10,7 @@ import pytest
 
 from graftlm import Choices, JsonSchema, Lark, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
-from graftlm.core.grammar import Grammar, Limits
+from graftlm.core.grammar import Grammar, Limits, budget
 from graftlm.core.grammar.compile import compile_spec
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.algebra.shapes import Number, Shape
@@ -116,11 +116,35 @@ def test_a_constraint_is_an_object_of_a_known_kind() -> None:
         compiled(Regex("a"), whitespac="single")
 
 
-def test_a_pattern_that_explodes_is_refused_within_its_limits() -> None:
-    with pytest.raises(GrammarError, match="more than 1,000 states"):
-        compiled(Regex("(a|b)*a(a|b){20}"), limits=Limits(states=1_000))
-    with pytest.raises(GrammarError, match="(0.001 s|0.01 s by the clock) to compile"):
-        compiled(Regex("(a|b)*a(a|b){20}"), limits=Limits(seconds=0.001))
+class Clock:
+    """A clock whose times pass by its calls: `wall` and `processor` seconds each."""
+
+    def __init__(self, wall: float, processor: float) -> None:
+        self._wall, self._processor, self._calls = wall, processor, 0
+
+    def monotonic(self) -> float:
+        self._calls += 1
+        return self._calls * self._wall
+
+    def thread_time(self) -> float:
+        return self._calls * self._processor
+
+
+@pytest.mark.parametrize(
+    ("limits", "clock", "message"),
+    [
+        (Limits(states=1_000), Clock(0, 0), "more than 1,000 states"),
+        (Limits(seconds=5), Clock(100, 100), "longer than 5 s to compile"),
+        (Limits(seconds=5), Clock(100, 0), "longer than 50 s by the clock to compile"),
+    ],
+    ids=["states", "processor", "clock"],
+)
+def test_a_pattern_that_explodes_is_refused_within_its_limits(
+    limits: Limits, clock: Clock, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "time", clock)
+    with pytest.raises(GrammarError, match=message):
+        compiled(Regex("(a|b)*a(a|b){20}"), limits=limits)
 
 
 def test_a_schema_over_the_states_of_an_automaton_goes_to_llguidance() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from graftlm.core.chat.messages import Message
 from graftlm.core.errors import ConfigError, GraftError, ModelError, RequestTooLong
+from graftlm.core.text import render_limit
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import BOS, IM_END, byte_tokenizer
 from tests.tokenizer_kinds import tokenizer_kind
@@ -72,6 +73,35 @@ def test_an_odd_generation_config_used_to_raise_type_errors_or_to_lose_its_end(
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=message):
         Tokenizer.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize(("cached", "refused"), [(False, True), (True, False)], ids=["folder", "hub cache"])
+def test_a_chat_template_that_links_out_of_its_folder_used_to_be_followed(
+    tmp_path: Path, cached: bool, refused: bool
+) -> None:
+    folder = tmp_path / "snapshots" / "main" if cached else tmp_path / "model"
+    byte_tokenizer().save_pretrained(folder)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "secret").write_text("{{ 'secret' }}")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").symlink_to(tmp_path / "blobs" / "secret")
+    if refused:
+        with pytest.raises(ModelError, match="is a link out of its folder"):
+            Tokenizer.from_pretrained(str(folder))
+    else:
+        assert Tokenizer.from_pretrained(str(folder)).render([Message("user", "x")]) == "secret"
+
+
+def test_a_chat_template_that_loops_used_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    hf = byte_tokenizer()
+    loop = "{% for i in range(99999) %}"
+    hf.chat_template = loop * 3 + "{% endfor %}" * 3
+    monkeypatch.setattr(render_limit, "MOST_S", 0.0)
+    with pytest.raises(ConfigError, match="runs for more than 0 s; it may loop for ever"):
+        Tokenizer.from_hf(hf).render([Message("user", "x")])
+    monkeypatch.undo()
+    hf.chat_template = "{{ messages[0].content }}"
+    assert Tokenizer.from_hf(hf).render([Message("user", "x")]) == "x"
 
 
 def test_a_folder_without_a_tokenizer_is_a_model_error(tmp_path: Path) -> None:
