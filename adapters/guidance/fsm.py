@@ -15,7 +15,7 @@ from graftlm.adapters.guidance.parser import Progress
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.healing import heal
-from graftlm.core.grammar.masks.rows.packed_row import write
+from graftlm.core.grammar.masks.packed_row import write
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from graftlm.core.request import Request

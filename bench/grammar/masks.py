@@ -24,7 +24,7 @@ from bench.harness import Options, Row
 from graftlm import Grammar, JsonSchema, Regex, Vocabulary
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.engines.fsm import FsmGrammar
-from graftlm.core.grammar.masks.walks.self_loops import self_loop
+from graftlm.core.grammar.masks.self_loops import self_loop
 
 XGRAMMAR_PATTERNS = (
     "letters and digits",

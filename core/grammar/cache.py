@@ -19,7 +19,7 @@ from graftlm.core.grammar import budget
 from graftlm.core.grammar.budget import WALL_FACTOR, limited
 from graftlm.core.grammar.compile import Grammar, compile_spec, read_options, size_of
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar
-from graftlm.core.grammar.masks.rows.workers import Workers
+from graftlm.core.grammar.masks.workers import Workers
 from graftlm.core.grammar.matcher import ends_within
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from graftlm.core.grammar.automata.jit import Int32Array
-    from graftlm.core.grammar.masks.trie.slices import Slices
-    from graftlm.core.grammar.masks.trie.token_index import TokenIndex
-    from graftlm.core.grammar.masks.trie.trie import Trie
+    from graftlm.core.grammar.masks.slices import Slices
+    from graftlm.core.grammar.masks.trie import TokenIndex, Trie
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -127,7 +126,7 @@ class Vocabulary:
     @cached_property
     def slices(self) -> Slices:
         """Tokens that stay inside a class of characters."""
-        from graftlm.core.grammar.masks.trie.slices import Slices
+        from graftlm.core.grammar.masks.slices import Slices
 
         return Slices(self._indexed().tokens, self.vocab_size)
 
@@ -152,7 +151,7 @@ class Vocabulary:
 
     def _indexed(self) -> TokenIndex:
         if self._index is None:
-            from graftlm.core.grammar.masks.trie.token_index import TokenIndex
+            from graftlm.core.grammar.masks.trie import TokenIndex
 
             with self._lock:  # a request that comes while the index is being built waits for it
                 if self._index is None:

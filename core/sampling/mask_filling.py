@@ -31,7 +31,7 @@ def fill(jobs: Sequence[MaskJob]) -> Filled:
     shared = [job for job in jobs if getattr(job.matcher, "fills_outside_lock", False)]
     if len(shared) < 2 * _LEAST:
         return _fill(jobs)
-    from graftlm.core.grammar.masks.rows import workers
+    from graftlm.core.grammar.masks import workers
 
     num_parts = min(workers.masks.count + 1, len(shared) // _LEAST)
     elsewhere = [workers.masks.submit(_fill, shared[part::num_parts]) for part in range(1, num_parts)]

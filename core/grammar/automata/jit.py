@@ -42,8 +42,8 @@ _MODULES = tuple(
         *("automata.nfa.arrays", "automata.products.pairs"),
         *("automata.stack.call_sites", "automata.stack.call_conflicts", "automata.stack.rule_distances"),
         "schema.text.name_trie",
-        *("masks.trie.trie", "masks.walks.trie_walk", "masks.walks.stack_walk", "masks.walks.self_loops"),
-        *("masks.walks.escapes", "masks.spelling", "masks.rows.packed_row"),
+        *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.self_loops"),
+        *("masks.escapes", "masks.spelling", "masks.packed_row"),
     )
 )
 _NICE = 5

@@ -11,8 +11,8 @@ from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.healing import LOOKBACK, encode_after, last_bytes, without_last
-from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
-from graftlm.core.grammar.masks.rows.packed_row import write
+from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.masks.packed_row import write
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 

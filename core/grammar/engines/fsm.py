@@ -11,7 +11,7 @@ from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.spelling import Spelling, is_complete
-from graftlm.core.grammar.masks.walks.trie_walk import first_continued
+from graftlm.core.grammar.masks.trie_walk import first_continued
 from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary

@@ -10,9 +10,9 @@ from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
+from graftlm.core.grammar.masks.masks import StackMasks
 from graftlm.core.grammar.masks.spelling import is_complete
-from graftlm.core.grammar.masks.stack_masks import StackMasks
-from graftlm.core.grammar.masks.walks.stack_walk import first_continued
+from graftlm.core.grammar.masks.stack_walk import first_continued
 from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary

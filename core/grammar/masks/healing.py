@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.masks.walks.trie_walk import first_continued
+from graftlm.core.grammar.masks.trie_walk import first_continued
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 LOOKBACK = 4

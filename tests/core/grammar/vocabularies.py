@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
-from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
-from graftlm.core.grammar.masks.rows.packed_row import write
+from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.masks.packed_row import write
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 _CORPUS = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.masks.rows import workers
+from graftlm.core.grammar.masks import workers
 from graftlm.core.sampling.mask_filling import MaskJob, fill
 from tests.grammars import BYTES, compiled
 

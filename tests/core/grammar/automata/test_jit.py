@@ -11,8 +11,8 @@ import pytest
 
 from graftlm.core.grammar.automata import determinize, jit
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.masks import self_loops
 from graftlm.core.grammar.masks.masks import Masks
-from graftlm.core.grammar.masks.walks import self_loops
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.kernels.cpu.compiled import loop_cache
 from tests.core.grammar.vocabularies import bpe_vocabulary, row_at

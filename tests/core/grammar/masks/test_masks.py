@@ -13,7 +13,7 @@ from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.masks import Masks
-from graftlm.core.grammar.masks.walks.self_loops import self_loop
+from graftlm.core.grammar.masks.self_loops import self_loop
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary

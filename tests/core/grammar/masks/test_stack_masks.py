@@ -12,12 +12,12 @@ from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.pda import PdaGrammar
-from graftlm.core.grammar.masks.stack_masks import StackMasks
-from graftlm.core.grammar.masks.trie.slices import JSON_STRING
-from graftlm.core.grammar.masks.trie.trie import Trie
-from graftlm.core.grammar.masks.walks.stack_walk import (
+from graftlm.core.grammar.masks.masks import StackMasks
+from graftlm.core.grammar.masks.slices import JSON_STRING
+from graftlm.core.grammar.masks.stack_walk import (
     allow_tokens,
 )
+from graftlm.core.grammar.masks.trie import Trie
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.nodes.nodes import Rule
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -103,7 +103,7 @@ def test_a_mask_is_computed_once_for_all_stacks_that_no_token_reaches(monkeypatc
         computed.append(place)
         return allow_tokens(trie, dpda, place, row)
 
-    monkeypatch.setattr("graftlm.core.grammar.masks.stack_masks.allow_tokens", counted)
+    monkeypatch.setattr("graftlm.core.grammar.masks.stack_walk.allow_tokens", counted)
     dpda = build_dpda(*of_schema(TREE))
     masks = StackMasks(dpda, VOCABULARY)
     inside = [dpda.walk(dpda.start, b'{"v":1,"k":[' + b'{"v":2,"k":[' * depth + b'{"v') for depth in range(6)]

@@ -9,9 +9,8 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 from graftlm.core.grammar.automata.stack.dpda import Dpda
-from graftlm.core.grammar.masks.trie.leaving_tokens import LeavingTokens
-from graftlm.core.grammar.masks.trie.trie import Trie, begun
-from graftlm.core.grammar.masks.walks.trie_walk import copy_twins
+from graftlm.core.grammar.masks.trie import LeavingTokens, Trie, begun
+from graftlm.core.grammar.masks.trie_walk import copy_twins
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,9 +7,9 @@ import pytest
 
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
-from graftlm.core.grammar.masks.walks import stack_walk
-from graftlm.core.grammar.masks.walks.self_loops import self_loop
-from graftlm.core.grammar.masks.walks.stack_walk import allow_leaving, allow_tokens, first_continued
+from graftlm.core.grammar.masks import stack_walk
+from graftlm.core.grammar.masks.self_loops import self_loop
+from graftlm.core.grammar.masks.stack_walk import allow_leaving, allow_tokens, first_continued
 from tests.core.grammar.automata.stack.test_dpda import of_schema
 from tests.core.grammar.masks.test_stack_masks import AUTOMATA, VOCABULARY, WORDS, readable
 from tests.core.grammar.vocabularies import continued

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from graftlm.core.grammar.masks.rows.packed_row import _differences, empty_row, pack, take_back, write
+from graftlm.core.grammar.masks.packed_row import _differences, empty_row, pack, take_back, write
 
 NUM_WORDS = 40
 NO_ENDS = np.zeros(0, np.int32)

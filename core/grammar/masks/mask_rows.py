@@ -12,10 +12,10 @@ import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.masks.rows import workers
-from graftlm.core.grammar.masks.rows.packed_row import PackedRow, pack, take_back
-from graftlm.core.grammar.masks.walks.self_loops import SelfLoop, self_loop
-from graftlm.core.grammar.masks.walks.trie_walk import leads_to_many
+from graftlm.core.grammar.masks import workers
+from graftlm.core.grammar.masks.packed_row import PackedRow, pack, take_back
+from graftlm.core.grammar.masks.self_loops import SelfLoop, self_loop
+from graftlm.core.grammar.masks.trie_walk import leads_to_many
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

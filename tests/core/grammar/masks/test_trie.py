@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from graftlm.core.grammar.masks.trie.trie import SortedTokens, Trie
+from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.vocabularies import bpe_vocabulary
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.masks.rows import workers
-from graftlm.core.grammar.masks.trie.leaving_tokens import LeavingTokens
-from graftlm.core.grammar.masks.trie.trie import SortedTokens, Trie
+from graftlm.core.grammar.masks import workers
+from graftlm.core.grammar.masks.trie import LeavingTokens, SortedTokens, Trie
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,8 +8,7 @@ import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
-from graftlm.core.grammar.masks.trie.leaving_tokens import LeavingTokens
-from graftlm.core.grammar.masks.trie.trie import Trie, begun
+from graftlm.core.grammar.masks.trie import LeavingTokens, Trie, begun
 
 if TYPE_CHECKING:
     import numpy.typing as npt

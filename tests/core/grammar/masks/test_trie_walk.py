@@ -8,9 +8,9 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.masks.walks import trie_walk
-from graftlm.core.grammar.masks.walks.self_loops import self_loop
-from graftlm.core.grammar.masks.walks.trie_walk import allow_leaving, allow_tokens, first_continued
+from graftlm.core.grammar.masks import trie_walk
+from graftlm.core.grammar.masks.self_loops import self_loop
+from graftlm.core.grammar.masks.trie_walk import allow_leaving, allow_tokens, first_continued
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import Limits
 from tests.core.grammar.automata.test_dfa import COUNTED

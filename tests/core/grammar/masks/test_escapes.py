@@ -12,10 +12,9 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.compile import language_of
-from graftlm.core.grammar.masks.masks import Masks
-from graftlm.core.grammar.masks.stack_masks import StackMasks
-from graftlm.core.grammar.masks.trie.slices import JSON_NAME, JSON_STRING, CharClass
-from graftlm.core.grammar.masks.walks.self_loops import self_loop
+from graftlm.core.grammar.masks.masks import Masks, StackMasks
+from graftlm.core.grammar.masks.self_loops import self_loop
+from graftlm.core.grammar.masks.slices import JSON_NAME, JSON_STRING, CharClass
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import JsonSchema, Options
 from graftlm.core.grammar.vocabulary import Vocabulary

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.core.grammar.masks.trie import token_index
-from graftlm.core.grammar.masks.trie.token_index import TokenIndex
-from graftlm.core.grammar.masks.trie.trie import SortedTokens
+from graftlm.core.grammar.masks import trie
+from graftlm.core.grammar.masks.trie import SortedTokens, TokenIndex
 
 TOKENS = [b"ab", b"a", "é".encode(), b"", b"\xc3", b"abc", b"a", b"b\xff"]
 
@@ -16,7 +15,7 @@ TOKENS = [b"ab", b"a", "é".encode(), b"", b"\xc3", b"abc", b"a", b"b\xff"]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(token_index, "_FEWEST_TOKENS", 1)
+    monkeypatch.setattr(trie, "_FEWEST_TOKENS", 1)
     return tmp_path / "vocabularies"
 
 
@@ -46,7 +45,7 @@ def test_a_damaged_file_is_built_anew(folder: Path) -> None:
 
 
 def test_small_vocabularies_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_index, "_FEWEST_TOKENS", 100)
+    monkeypatch.setattr(trie, "_FEWEST_TOKENS", 100)
     TokenIndex.of(TOKENS, "f")
     assert not folder.exists()
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.masks import slices
 from graftlm.core.grammar.masks.masks import Masks
-from graftlm.core.grammar.masks.trie import slices
-from graftlm.core.grammar.masks.trie.slices import JSON_STRING, CharClass, Slice, Slices
+from graftlm.core.grammar.masks.slices import JSON_STRING, CharClass, Slice, Slices
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.vocabularies import allowed_at, bpe_vocabulary

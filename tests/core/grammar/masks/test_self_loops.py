@@ -6,8 +6,8 @@ import pytest
 
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
-from graftlm.core.grammar.masks.trie.slices import JSON_STRING
-from graftlm.core.grammar.masks.walks.self_loops import self_loop
+from graftlm.core.grammar.masks.self_loops import self_loop
+from graftlm.core.grammar.masks.slices import JSON_STRING
 from graftlm.core.grammar.regex.parser import parse
 from tests.core.grammar.automata.stack.test_dpda import of_schema
 from tests.core.grammar.masks.test_masks import STRING

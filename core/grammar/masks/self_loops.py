@@ -10,8 +10,8 @@ import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
-from graftlm.core.grammar.masks.trie.slices import CharClass
-from graftlm.core.grammar.masks.walks.escapes import read_escapes
+from graftlm.core.grammar.masks.escapes import read_escapes
+from graftlm.core.grammar.masks.slices import CharClass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

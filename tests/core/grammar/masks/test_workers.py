@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.core.grammar.masks.rows import workers
+from graftlm.core.grammar.masks import workers
 
 
 def test_work_is_done_on_another_thread() -> None:
@@ -74,7 +74,7 @@ def test_threads_that_had_nothing_to_do_take_new_work() -> None:
 def test_a_fork_has_threads_of_its_own() -> None:
     code = """
 import os
-from graftlm.core.grammar.masks.rows import workers
+from graftlm.core.grammar.masks import workers
 workers.masks.submit(divmod, 7, 2).result()
 if os.fork() == 0:
     os._exit(workers.masks.submit(divmod, 7, 2).result() != (3, 1))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.jit import Int32Array, inner
-from graftlm.core.grammar.masks.trie.slices import BACKSLASH
+from graftlm.core.grammar.masks.slices import BACKSLASH
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -1,1 +1,0 @@
-"""The vocabulary's side of masks: its trie, the trie kept on disk, and slices of tokens of one class of characters."""

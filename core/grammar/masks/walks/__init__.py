@@ -1,1 +1,0 @@
-"""Walks of the trie along an automaton: which tokens it can read from one place."""
