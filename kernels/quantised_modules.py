@@ -45,7 +45,8 @@ class QuantisedEmbedding(nn.Embedding):
     def __init__(self, weight: QuantisedWeight, padding_idx: int | None = None) -> None:
         nn.Module.__init__(self)
         self.num_embeddings, self.embedding_dim = weight.shape
-        self.padding_idx, self.max_norm, self.scale_grad_by_freq = padding_idx, None, False
+        self.padding_idx, self.max_norm, self.norm_type = padding_idx, None, 2.0
+        self.scale_grad_by_freq = self.sparse = False
         self.quantised: QuantisedWeight | None = weight
         self.dtype = weight.dtype
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from graftlm.core.config import EngineConfig
+from graftlm.core.fusion.linears import Fusions, pack_quantised
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.core.model.gguf.folder import listed_gguf
 from graftlm.core.model.plain_decoder import PlainConfig, PlainDecoder, Rotations, Unlike
@@ -69,7 +70,11 @@ class KnownModel:
         if not _may_be_known(source, config) or loaded.device.type != "cpu" or loaded.dtype not in TOLERANCE:
             return None
         try:
-            known = cls._described(loaded)
+            known = cls._described(source, loaded)
+            if listed_gguf(source) is not None:
+                plain = known.read(source)
+                pack_quantised(plain, Fusions(), config.activations)
+                return known if _same(plain, loaded, reference) else None
             files = dict(known._described_tensors(source))
             own: Any = loaded.model
             plain = known._decoder({name: tensor for name, tensor in own.state_dict().items() if name in files})
@@ -82,7 +87,7 @@ class KnownModel:
         return PlainConfig(self.config)
 
     @classmethod
-    def _described(cls, loaded: LoadedModel) -> KnownModel:
+    def _described(cls, source: str, loaded: LoadedModel) -> KnownModel:
         from graftlm.core.text.tokenizer import ends_of
 
         own: Any = loaded.model
@@ -93,7 +98,9 @@ class KnownModel:
         if described.get("model_type") not in FAMILIES or kind not in ROTATIONS:
             raise Unlike(f"it is a {described.get('model_type')} with rotations of kind {kind}")
         rotary = own.model.rotary_emb
-        tied = own.get_output_embeddings().weight is own.get_input_embeddings().weight
+        tied = bool(described.get("tie_word_embeddings"))
+        if listed_gguf(source) is None:
+            tied = own.get_output_embeddings().weight is own.get_input_embeddings().weight
         eos = getattr(own.generation_config, "eos_token_id", None)
         return cls(
             described,
@@ -108,17 +115,21 @@ class KnownModel:
 
         Raises Unlike, OSError, and the errors of safetensors.
         """
-        return self._decoder(self._tensors(source))
+        gguf = listed_gguf(source)
+        if gguf is None:
+            return self._decoder(self._tensors(source))
+        from graftlm.core.model.gguf.weights import matrices, tensors
+        from graftlm.core.model.quantised.held import HeldWeights
+
+        held = HeldWeights.of_names(torch.device("cpu"), self._dtype, matrices(gguf))
+        decoder = self._decoder(dict(tensors(gguf, self._dtype, held)))
+        held.put(decoder, tied=self.tied)
+        return decoder
 
     def _decoder(self, state: dict[str, torch.Tensor]) -> PlainDecoder:
         return PlainDecoder(self.config, state, self.rotations, tied=self.tied, eos_token_ids=self.eos_token_ids)
 
     def _tensors(self, source: str) -> dict[str, torch.Tensor]:
-        gguf = listed_gguf(source)
-        if gguf is not None:
-            from graftlm.core.model.gguf.weights import tensors as gguf_tensors
-
-            return dict(gguf_tensors(gguf, self._dtype))
         tensors: dict[str, torch.Tensor] = {}
         for file, names in self._files(source):
             mapped: MappedFiles | None = None
@@ -132,12 +143,6 @@ class KnownModel:
 
     def _described_tensors(self, source: str) -> Iterator[tuple[str, FileTensor]]:
         """Yield the names of the tensors in the files of `source`, each with its compared part."""
-        gguf = listed_gguf(source)
-        if gguf is not None:
-            from graftlm.core.model.gguf.weights import first_rows
-
-            yield from ((name, FileTensor(shape, row)) for name, shape, row in first_rows(gguf, self._dtype))
-            return
         for file, names in self._files(source):
             for name in names:
                 part = file.get_slice(name)

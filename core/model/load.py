@@ -21,6 +21,7 @@ from graftlm.core.model.kernel_warmup import rehearse
 from graftlm.core.model.known_models import learn, read_known
 from graftlm.core.model.lane import check_strict, choose_lane, default_attention
 from graftlm.core.model.qualify import AttentionFactory, Reference
+from graftlm.core.model.quantised.held import widen
 from graftlm.core.model.weights import choose_device, choose_dtype, leave_files, read_weights
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.jit.compile_server import CompileServer
@@ -51,6 +52,7 @@ def load_model(
         _choose_compact(loaded, config)
         if device.type == "cpu":
             pack_quantised(loaded.model, loaded.fusions, config.activations)
+            widen(loaded.model)
         rehearsal = rehearse(loaded, config, factory, server=server)
         try:
             reference = Reference.of(loaded)

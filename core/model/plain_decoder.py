@@ -195,7 +195,7 @@ class PlainDecoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.embed_tokens.weight.dtype
+        return self.model.norm.weight.dtype
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed_tokens

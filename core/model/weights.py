@@ -192,7 +192,7 @@ def _read_quantised(source: str, config: EngineConfig, device: torch.device) -> 
     assert quantization is not None
     try:
         with _progress_bars(shown=False):
-            return read_checkpoint(source, folder, hf_config, quantization, dtype)
+            return read_checkpoint(source, folder, hf_config, quantization, dtype, device)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"no model could be loaded from {source!r}: {why_not(source, error)}") from error
 
@@ -222,7 +222,7 @@ def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.
         dtype = torch.float32  # half precision has no fast matmul on CPUs
     try:
         with _progress_bars(shown=False):
-            return read_model(file, hf_config, dtype)
+            return read_model(file, hf_config, dtype, device)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(
             f"the weights of {name!r} cannot be read: {type(error).__name__}: {str(error)[:500]}"

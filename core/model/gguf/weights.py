@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from graftlm.core.errors import ModelError
-from graftlm.core.model.gguf.blocks import values_of
+from graftlm.core.model.gguf.blocks import is_quantised, quantised, raw_bytes, values_of
 from graftlm.core.model.gguf.families import UNUSED, Family, family_of
 from graftlm.core.model.gguf.reader import GgufFile, TensorInfo
+from graftlm.core.model.quantised.held import HeldWeights
+from graftlm.kernels.quantised_weight import QuantisedWeight
 
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
-def read_model(file: GgufFile, hf_config: Any, dtype: torch.dtype) -> nn.Module:
-    """Return the model of a file with its weights in `dtype`.
+def read_model(file: GgufFile, hf_config: Any, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the model of a file with its weights in `dtype`, or as codes where a kernel of `device` multiplies them.
 
     hf_config  transformers' configuration of the file
     Raises ModelError for tensors that are missing, unknown or of another shape than the model's.
@@ -30,7 +34,8 @@ def read_model(file: GgufFile, hf_config: Any, dtype: torch.dtype) -> nn.Module:
     expected = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
     tied = {"lm_head.weight"} if hf_config.tie_word_embeddings else set()
     _check(file, expected, tied)
-    state = dict(tensors(file, dtype))
+    held = HeldWeights(described, device, dtype)
+    state = dict(tensors(file, dtype, held))
     missing = sorted(set(expected) - set(state) - tied)
     if missing:
         raise ModelError(
@@ -39,28 +44,30 @@ def read_model(file: GgufFile, hf_config: Any, dtype: torch.dtype) -> nn.Module:
         )
     model: Any = model_class.from_pretrained(None, config=hf_config, state_dict=state, dtype=dtype)
     model.config.name_or_path = str(file.paths[0])
+    held.put(model, tied=bool(tied))
     loaded: nn.Module = model
     return loaded
 
 
-def tensors(file: GgufFile, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a file by their names in transformers, in `dtype`."""
+def tensors(file: GgufFile, dtype: torch.dtype, held: HeldWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a file by their names in transformers, in `dtype`; weights that stay codes go to `held`."""
     family = family_of(file)
     for info, name in _placed(file, family):
-        yield name, _values(file, family, info, dtype)
+        if not is_quantised(info) or len(info.shape) != 2:
+            yield name, _values(file, family, info, dtype)
+            continue
+        weight = _codes(file, family, info, dtype)
+        place = held.keep(name, weight)
+        yield name, place if place is not None else weight.dense()
     for layer in range(int(file.get("block_count"))):
         if f"blk.{layer}.{_EXPERTS[0]}.weight" in file.tensors:
             yield from _experts(file, layer, dtype)
 
 
-def first_rows(file: GgufFile, dtype: torch.dtype) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
-    """Yield name, shape and first row of the tensors of a file without experts."""
-    family = family_of(file)
-    for info, name in _placed(file, family):
-        if len(info.shape) > 1:  # the order of rows of queries and keys begins with the first
-            yield name, info.shape, values_of(info, dtype, slice(0, 1))
-        else:
-            yield name, info.shape, _values(file, family, info, dtype)[:1]
+def matrices(file: GgufFile) -> dict[str, bool]:
+    """Return the names in transformers of a file's matrices; True for the embedding."""
+    placed = _placed(file, family_of(file))
+    return {name: info.name.startswith("token_embd") for info, name in placed if len(info.shape) == 2}
 
 
 def _placed(file: GgufFile, family: Family) -> Iterator[tuple[TensorInfo, str]]:
@@ -100,10 +107,23 @@ def _values(file: GgufFile, family: Family, info: TensorInfo, dtype: torch.dtype
     if family.plus_one and leaf.endswith("norm"):
         return (values_of(info, torch.float32) - 1).to(dtype)
     values = values_of(info, dtype)
-    if family.permuted and leaf in ("attn_q", "attn_k"):
-        heads = int(file.get("attention.head_count" if leaf == "attn_q" else "attention.head_count_kv"))
-        values = values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    order = _order(file, family, info)
+    values = values if order is None else values[torch.from_numpy(order)]
     return values[None] if leaf == "ffn_gate_inp_shexp" and values.dim() == 1 else values
+
+
+def _codes(file: GgufFile, family: Family, info: TensorInfo, dtype: torch.dtype) -> QuantisedWeight:
+    raw, order = raw_bytes(info), _order(file, family, info)
+    return quantised(raw if order is None else raw[order], info.kind, dtype)
+
+
+def _order(file: GgufFile, family: Family, info: TensorInfo) -> npt.NDArray[np.int64] | None:
+    """Return the rows of a file's tensor in the order of transformers; None if it is the same."""
+    leaf = info.name.split(".")[-2]
+    if not family.permuted or leaf not in ("attn_q", "attn_k"):
+        return None
+    heads = int(file.get("attention.head_count" if leaf == "attn_q" else "attention.head_count_kv"))
+    return np.arange(info.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _experts(file: GgufFile, layer: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -17,6 +17,7 @@ from torch import nn
 from graftlm.core.errors import ModelError
 from graftlm.core.model.quantised.format_check import check_unexpected
 from graftlm.core.model.quantised.formats import Unread, mxfp4, read_layer, unreadable
+from graftlm.core.model.quantised.held import HeldWeights
 
 _PART = re.compile(
     r"(?P<layer>.+?)(?:\.weight:|\.)(?P<part>weight_packed|weight_scale_inv|weight_scale_2|weight_scale|weight_shape"
@@ -32,9 +33,14 @@ _UNUSED = re.compile(r".+\.(?:[qkv]_scale|kv_scale|input_scale|output_scale|inpu
 
 
 def read_checkpoint(
-    source: str, folder: Path, hf_config: Any, quantization: Mapping[str, Any], dtype: torch.dtype
+    source: str,
+    folder: Path,
+    hf_config: Any,
+    quantization: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> nn.Module:
-    """Return the model of a folder of safetensors files, with its weights in `dtype`.
+    """Return the model of a folder of safetensors files: weights in `dtype`, or codes that `device` multiplies.
 
     quantization  the quantization_config with its quant_method
     Raises ModelError for tensors that are missing, or that belong to no supported format.
@@ -47,7 +53,8 @@ def read_checkpoint(
     with torch.device("meta"):
         described = model_class(hf_config)
     shapes = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
-    state = dict(_state(source, folder, quantization, shapes, dtype))
+    held = HeldWeights(described, device, dtype)
+    state = dict(_state(source, folder, quantization, shapes, held, dtype))
     read: Any = model_class.from_pretrained(
         None, config=hf_config, state_dict=state, dtype=dtype, output_loading_info=True
     )
@@ -60,6 +67,7 @@ def read_checkpoint(
             "architecture than its config.json says"
         )
     model.config.name_or_path = source
+    held.put(model, tied=False)
     loaded: nn.Module = model
     return loaded
 
@@ -69,6 +77,7 @@ def _state(
     folder: Path,
     quantization: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
+    held: HeldWeights,
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights of all files by the names of plain weights."""
@@ -90,7 +99,8 @@ def _state(
             weight = read_layer(tensors, quantization, shapes.get(f"{layer}.weight"), dtype)
         except (Unread, KeyError, ValueError) as error:
             raise unreadable(source, layer, error) from error
-        yield f"{layer}.weight", weight.dense()
+        place = held.keep(f"{layer}.weight", weight)
+        yield f"{layer}.weight", place if place is not None else weight.dense()
     for name, parts in experts.items():
         blocks, scales = (files.read(parts[part]) for part in ("blocks", "scales"))
         values = mxfp4(blocks, scales, dtype).dense().view(*blocks.shape[:2], -1)

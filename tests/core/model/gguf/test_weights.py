@@ -17,6 +17,8 @@ from graftlm.core.model.gguf.reader import read_gguf
 from graftlm.core.model.load import load_model
 from graftlm.core.model.weights import read_weights
 from graftlm.core.runtime import Runtime
+from graftlm.kernels.quantised_modules import QuantisedLinear
+from graftlm.kernels.quantised_weight import QuantisedWeight
 from tests.gguf_files import metadata_of, tensors_of, tiny_gguf, write_gguf
 from tests.models import greedy_reference, random_prompt, tiny_model
 
@@ -119,7 +121,9 @@ def test_a_quantised_file_runs_in_bfloat16_with_the_values_of_its_codes(tmp_path
     loaded = read_weights(resolve(path), CPU, torch.device("cpu"))
     raw = tensors["blk.1.ffn_down.weight"][0].reshape(64, -1, 34)
     values = raw[..., 2:].view(np.int8) * raw[..., :2].copy().view(np.float16).astype(np.float32)
-    down = loaded.get_parameter("model.layers.1.mlp.down_proj.weight")
+    held: Any = loaded.get_submodule("model.layers.1.mlp.down_proj")
+    assert type(held) is QuantisedLinear and type(held.quantised) is QuantisedWeight
+    down = held.weight
     assert down.dtype is torch.bfloat16
     assert torch.equal(down, torch.from_numpy(values.reshape(64, -1)).bfloat16())
     exact = read_weights(resolve(path), EngineConfig(device="cpu", dtype="float32"), torch.device("cpu"))
