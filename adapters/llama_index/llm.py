@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import llama_index.core
-from graftlm.adapters.llama_index.errors import GraftCallError, call_errors
+from graftlm.adapters.llama_index.errors import GraftCallError, call_errors, is_default_tokenizer
 from graftlm.adapters.llama_index.messages import (
     ChatReader,
     CompletionReader,
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 
 _PROBE = "The quick brown fox jumps over 13 lazy dogs, doesn't it?\nNaïve: {'price': 12.50}\n" * 4
 _TOLERANCE = 1.02
-_logger = logging.getLogger(__name__)
+
 _compared: set[tuple[int, str]] = set()
 
 
@@ -123,7 +121,7 @@ class GraftLLM(StructuredPrediction):
     @property
     def metadata(self) -> LLMMetadata:
         runtime = self.runtime_for()
-        _count_tokens_with(self)
+        _compare_tokenizers(self)
         return LLMMetadata(
             context_window=self.context_window or _context_window(runtime),
             num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
@@ -337,31 +335,19 @@ def _json_schema(cls: type) -> Any:
     return class_schema(cls)[0]
 
 
-def _count_tokens_with(llm: GraftLLM) -> None:
-    """Let LlamaIndex count tokens with the model's tokenizer.
+def _compare_tokenizers(llm: GraftLLM) -> None:
+    """Warn once if a `Settings.tokenizer` of the user counts fewer tokens than the model: full prompts then overflow.
 
-    LlamaIndex's default, the tokenizer of an OpenAI model, is replaced. A tokenizer that the user has set stays; if it
-    counts fewer tokens than the model, full prompts overflow, and a warning says so once.
+    The setting itself stays: splitters cut documents by it, so setting it would cut one document in two ways.
     """
     current = llama_index.core.global_tokenizer
-    if getattr(current, "__self__", None) is llm:
+    if current is None or is_default_tokenizer(current):
+        return  # the error of a prompt that is too long names the remedy
+    if getattr(current, "__self__", None) is llm or (id(current), llm.model) in _compared:
         return
-    try:
-        if current is None or _is_default(current) or isinstance(getattr(current, "__self__", None), type(llm)):
-            llm.tokenize("")  # an endpoint may have no tokenizer
-            llama_index.core.Settings.tokenizer = llm.tokenize
-            _logger.info("LlamaIndex counts tokens as %s does; set Settings.tokenizer to change that", llm.model)
-        elif (id(current), llm.model) not in _compared:
-            _compared.add((id(current), llm.model))
-            _compare(current, llm)
-    except GraftError:
-        return
-
-
-def _is_default(tokenizer: Callable[[str], Any]) -> bool:
-    """Return True for LlamaIndex's default, a partial over tiktoken's `encode`."""
-    owner = getattr(getattr(tokenizer, "func", None), "__self__", None)
-    return isinstance(tokenizer, functools.partial) and type(owner).__module__.startswith("tiktoken")
+    _compared.add((id(current), llm.model))
+    with suppress(GraftError):  # an endpoint may have no tokenizer
+        _compare(current, llm)
 
 
 def _compare(current: Callable[[str], Any], llm: GraftLLM) -> None:
@@ -369,6 +355,7 @@ def _compare(current: Callable[[str], Any], llm: GraftLLM) -> None:
     if really > counted * _TOLERANCE:
         warnings.warn(
             f"Settings.tokenizer counts {counted} tokens in a text in which {llm.model!r} reads {really}, so prompts "
-            "that LlamaIndex packs full do not fit the model; set Settings.tokenizer = llm.tokenize",
+            "that LlamaIndex packs full do not fit the model; set Settings.tokenizer = llm.tokenize before "
+            "documents are split",
             stacklevel=3,
         )

@@ -19,7 +19,7 @@ TEXT = "Mara Velin lives in Dorvik and bakes bread, which her neighbours praise.
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedModel]:
     """A model whose tokens are bytes, with LlamaIndex as a new process finds it but for `Settings.llm`."""
-    for name in ("_llm", "_node_parser", "_prompt_helper"):
+    for name in ("_llm", "_node_parser", "_prompt_helper", "_transformations"):
         monkeypatch.setattr(Settings, name, None)
     model = ScriptedModel(lambda prompt: "She lives in Dorvik.", max_model_len=4096)
     with model.runtime() as runtime:
@@ -28,7 +28,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedModel]:
 
 
 @pytest.mark.parametrize("mode", ["compact", "refine", "tree_summarize"])
-def test_settings_llm_alone_packs_prompts_by_the_models_own_tokens(model: ScriptedModel, mode: str) -> None:
+def test_prompts_are_packed_by_the_models_own_tokens(model: ScriptedModel, mode: str) -> None:
+    Settings.tokenizer = Settings.llm.tokenize
     index = SummaryIndex.from_documents([Document(text=TEXT)])
     assert str(index.as_query_engine(response_mode=mode).query("Where?")) == "She lives in Dorvik."
     assert len(model.prompts) > 5  # with another tokenizer they used to be fewer, and too long
@@ -54,10 +55,23 @@ def test_a_tokenizer_that_counts_enough_stays(model: ScriptedModel) -> None:
     assert Settings.llm.complete("x").text and Settings.tokenizer is characters
 
 
-def test_tiktoken_that_llama_index_took_by_itself_is_replaced(model: ScriptedModel) -> None:
-    assert len(Settings.tokenizer("hello")) == 1
+def test_a_prompt_that_llama_index_packs_too_full_names_the_remedy(model: ScriptedModel) -> None:
+    index = SummaryIndex.from_documents([Document(text=TEXT)])
+    with pytest.raises(gl.RequestTooLong, match="the context is 4,096.*set Settings.tokenizer = llm.tokenize"):
+        index.as_query_engine(response_mode="compact").query("Where?")
+
+
+def test_a_call_used_to_change_how_later_documents_are_split(model: ScriptedModel) -> None:
+    from llama_index.core.node_parser import SentenceSplitter
+
+    def sizes() -> list[int]:
+        return [len(text) for text in SentenceSplitter(chunk_size=64, chunk_overlap=0).split_text(TEXT)]
+
+    before, tokenizer = sizes(), Settings.tokenizer
+    assert Settings.llm.complete("x").text
     assert Settings.llm.metadata.context_window == 4096
-    assert len(Settings.tokenizer("hello")) == 5
+    assert Settings.tokenizer is tokenizer
+    assert sizes() == before
 
 
 @pytest.mark.parametrize(

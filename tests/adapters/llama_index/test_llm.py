@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import llama_index.core
 import pytest
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.llms.types import AudioBlock, ImageBlock
@@ -275,6 +276,7 @@ def test_an_over_long_prompt_names_both_lengths(llm: GraftLLM) -> None:
 
 @pytest.mark.parametrize(("mode", "batch"), [("tree_summarize", 9), ("accumulate", 8), ("compact_accumulate", 8)])
 def test_async_synthesizers_reach_full_batches_and_say_the_same(llm: GraftLLM, mode: Any, batch: int) -> None:
+    llama_index.core.Settings.tokenizer = llm.tokenize
     expected = synthesizer(llm, mode, window=1000).synthesize("what?", nodes(8))
     llm.runtime_for().reset_stats()
     answer = synthesizer(llm, mode, window=1000, use_async=True).synthesize("what?", nodes(8))
