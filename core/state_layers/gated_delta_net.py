@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +15,30 @@ from graftlm.kernels.recurrent.delta_rule import EPSILON, DeltaInputs, delta_rul
 from graftlm.kernels.recurrent.state_pool import StateShape
 from graftlm.kernels.recurrent.state_step import StateStep
 
-Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""q, k and v [num_tokens, num_channels], z [num_tokens, num_heads * v_dim], b, a [num_tokens, num_heads]."""
+
+class Projected(NamedTuple):
+    """Projections of tokens.
+
+    mixed  [num_tokens, num_channels]: q, k and v side by side; more channels where the layer has `columns`
+    z      [num_tokens, num_k_heads, group * v_dim]; b, a  [num_tokens, num_k_heads, group]
+    """
+
+    mixed: torch.Tensor
+    z: torch.Tensor
+    b: torch.Tensor
+    a: torch.Tensor
+
+    def part(self, first: int, last: int | None) -> Projected:
+        """Return the projections of tokens [first, last)."""
+        return Projected(*(tensor[first:last] for tensor in self))
 
 
 class GatedDeltaNet:
     """A gated delta net: projections, causal convolution of q, k and v, gated delta rule, gated norm, projection.
 
     Two ways of projecting: Qwen3-Next's two packed projections, grouped by key head, and Qwen3.5's four.
+
+    columns  int64 [num_channels]: where a packed projection has q, k and v
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -31,8 +47,10 @@ class GatedDeltaNet:
         check_silu(module_.activation)
         if hasattr(module, "in_proj_qkvz"):
             self._project = self._project_packed
+            self.columns: torch.Tensor | None = self._packed_columns()
         elif all(hasattr(module, f"in_proj_{name}") for name in ("qkv", "z", "b", "a")):
             self._project = self._project_apart
+            self.columns = None
         else:
             raise UnknownVariant("its projections have other names")
         weight, eps = getattr(module_.norm, "weight", None), getattr(module_.norm, "variance_epsilon", None)
@@ -45,35 +63,42 @@ class GatedDeltaNet:
 
     def forward(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """As StateLayer.forward."""
-        module, (cached, recurrent) = self.module, states
-        mixed, z, b, a = self._project(x)
-        conv = module.conv1d
-        mixed = causal_convolution(mixed, cached, step, conv_weight(conv), conv.bias, silu=True)
-        first, parts = step.num_decode, []
-        if first and self._norm is not None and triton_problem(x.device) is None:
-            from graftlm.kernels.gpu.recurrent_decode import DeltaWeights, gated_delta
-
-            gates = b[:first], a[:first], z[:first]
-            weights = DeltaWeights(module.num_k_heads, module.A_log, module.dt_bias, *self._norm)
-            parts.append(gated_delta(weights, mixed[:first], gates, recurrent, step.slots, EPSILON))
-            mixed, z, b, a = mixed[first:], z[first:], b[first:], a[first:]
+        projected, parts = self._project(x), []
+        first = step.num_decode if self._norm is not None and triton_problem(x.device) is None else 0
+        if first:
+            parts.append(self._decode(projected.part(0, first), states, step.slots))
             step = step._replace(num_decode=0, slots=step.slots[:0])
-        if len(mixed):
-            parts.append(self._by_definition((mixed, z, b, a), recurrent, step))
-        result: torch.Tensor = module.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+        if first < len(x):
+            parts.append(self._by_definition(projected.part(first, None), states, step))
+        result: torch.Tensor = self.module.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
         return result
 
-    def _by_definition(self, projected: Projected, recurrent: torch.Tensor, step: StateStep) -> torch.Tensor:
-        """Run the delta rule and the gated norm in torch. -> [num_tokens, num_heads * v_dim]"""
-        module, (mixed, z, b, a) = self.module, projected
+    def _decode(self, projected: Projected, states: tuple[torch.Tensor, ...], slots: torch.Tensor) -> torch.Tensor:
+        """Run one token of each row by kernels. -> [num_rows, num_heads * v_dim]"""
+        from graftlm.kernels.gpu.recurrent_decode import DeltaWeights, convolve, gated_delta
+
+        module, (mixed, z, b, a), (cached, recurrent) = self.module, projected, states
+        assert self._norm is not None
+        conv = module.conv1d
+        mixed = convolve(mixed, cached, slots, conv_weight(conv), conv.bias, silu=True, columns=self.columns)
+        weights = DeltaWeights(module.num_k_heads, module.A_log, module.dt_bias, *self._norm)
+        return gated_delta(weights, mixed, (b, a, z), recurrent, slots, EPSILON)
+
+    def _by_definition(self, projected: Projected, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """Run the convolution, the delta rule and the gated norm in torch. -> [num_tokens, num_heads * v_dim]"""
+        module, (mixed, z, b, a), (cached, recurrent) = self.module, projected, states
+        conv = module.conv1d
+        if self.columns is not None:
+            mixed = mixed.index_select(1, self.columns)
+        mixed = causal_convolution(mixed, cached, step, conv_weight(conv), conv.bias, silu=True)
         q, k, v = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
-        decay = -module.A_log.float().exp() * F.softplus(a.float() + module.dt_bias)
+        decay = -module.A_log.float().exp() * F.softplus(a.flatten(1).float() + module.dt_bias)
         inputs = DeltaInputs(
             q.unflatten(1, (-1, module.head_k_dim)),
             k.unflatten(1, (-1, module.head_k_dim)),
             v.unflatten(1, (-1, module.head_v_dim)),
             decay.float(),
-            b.sigmoid().float(),
+            b.flatten(1).sigmoid().float(),
         )
         out = delta_rule(inputs, recurrent, step)
         normed: torch.Tensor = module.norm(out.flatten(0, 1), z.reshape(-1, module.head_v_dim))
@@ -82,12 +107,18 @@ class GatedDeltaNet:
     def _project_packed(self, x: torch.Tensor) -> Projected:
         module = self.module
         heads, group = module.num_k_heads, module.num_v_heads // module.num_k_heads
-        sizes = [module.head_k_dim, module.head_k_dim, group * module.head_v_dim, group * module.head_v_dim]
-        q, k, v, z = module.in_proj_qkvz(x).unflatten(1, (heads, -1)).split(sizes, -1)
-        b, a = module.in_proj_ba(x).unflatten(1, (heads, 2 * group)).split([group, group], -1)
-        mixed = torch.cat([q.flatten(1), k.flatten(1), v.flatten(1)], -1)
-        return mixed, z.flatten(1), b.flatten(1), a.flatten(1)
+        mixed, gates = module.in_proj_qkvz(x), module.in_proj_ba(x).unflatten(1, (heads, 2 * group))
+        z = mixed.unflatten(1, (heads, -1))[..., 2 * module.head_k_dim + group * module.head_v_dim :]
+        return Projected(mixed, z, gates[..., :group], gates[..., group:])
+
+    def _packed_columns(self) -> torch.Tensor:
+        module = self.module
+        heads, k_dim, values = module.num_k_heads, module.head_k_dim, module.value_dim // module.num_k_heads
+        places = torch.arange(heads * (2 * k_dim + 2 * values), device=module.A_log.device).view(heads, -1)
+        q, k, v, _ = places.split([k_dim, k_dim, values, values], 1)
+        return torch.cat([q.flatten(), k.flatten(), v.flatten()])
 
     def _project_apart(self, x: torch.Tensor) -> Projected:
         module = self.module
-        return module.in_proj_qkv(x), module.in_proj_z(x), module.in_proj_b(x), module.in_proj_a(x)
+        gates = module.in_proj_z(x), module.in_proj_b(x), module.in_proj_a(x)
+        return Projected(module.in_proj_qkv(x), *(gate.unflatten(1, (module.num_k_heads, -1)) for gate in gates))

@@ -11,15 +11,16 @@ import triton.language as tl
 
 @triton.jit
 def _convolve(
-    x, cached, slots, weight, bias, out, x_row, slot_stride, weight_row, channels,
-    BIAS: tl.constexpr, SILU: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    x, columns, cached, slots, weight, bias, out, x_row, slot_stride, weight_row, channels,
+    COLUMNS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row, block of channels): each channel's inputs move on by one."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = c < channels
     place = cached + tl.load(slots + row) * slot_stride + c * (TAPS - 1)
-    new = tl.load(x + row * x_row + c, mask=ok)
+    column = tl.load(columns + c, mask=ok) if COLUMNS else c
+    new = tl.load(x + row * x_row + column, mask=ok)
     total = new.to(tl.float32) * tl.load(weight + c * weight_row + TAPS - 1, mask=ok).to(tl.float32)
     for tap in tl.static_range(TAPS - 1):
         old = tl.load(place + tap, mask=ok)
@@ -44,24 +45,30 @@ def convolve(
     bias: torch.Tensor | None,
     *,
     silu: bool,
+    columns: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Convolve one token of each row with the row's cached inputs, and cache the token's (convolution.py).
 
-    x       [num_rows, num_channels], last dimension dense
+    x       [num_rows, num_channels], last dimension dense; with more channels, in any order, where `columns` names them
     cached  [num_slots, num_channels, kernel_size - 1], dense within a slot, written
     slots   int64 [num_rows]
     weight  [num_channels, kernel_size], last dimension dense; at least two taps
+    columns  int64 [num_channels]: where x has each channel
     -> [num_rows, num_channels], dtype of x
     """
-    num_rows, channels = x.shape
+    num_rows, channels = len(x), cached.shape[1]
     out = torch.empty(num_rows, channels, dtype=x.dtype, device=x.device)
     block = 256
     _convolve[(num_rows, triton.cdiv(channels, block))](
-        x, cached, slots, weight, bias if bias is not None else x, out,
+        x, columns if columns is not None else slots, cached, slots, weight, bias if bias is not None else x, out,
         x.stride(0), cached.stride(0), weight.stride(0), channels,
-        BIAS=bias is not None, SILU=silu, TAPS=weight.shape[1], BLOCK=block, num_warps=4,
+        COLUMNS=columns is not None, BIAS=bias is not None, SILU=silu, TAPS=weight.shape[1], BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
+
+
+VALUES = 32
+"""Columns of a state for one program: 16 KB, so that several programs of a multiprocessor load at once."""
 
 
 class DeltaWeights(NamedTuple):
@@ -81,14 +88,14 @@ class DeltaWeights(NamedTuple):
 
 @triton.jit
 def _delta(
-    mixed, a, b, z, a_log, dt_bias, norm_weight, states, slots, out,
-    mixed_row, a_row, b_row, z_row, slot_stride, eps, scale, epsilon,
+    mixed, a, b, a_log, dt_bias, states, slots, read_out,
+    mixed_row, a_row, a_head, b_row, b_head, slot_stride, scale, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    K_PAD: tl.constexpr, V_PAD: tl.constexpr,
+    K_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, head): reads and writes the head's state once."""
+    """Program (row, head, block of values): reads and writes its part of the head's state once."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i, j = tl.arange(0, K_PAD), tl.arange(0, V_PAD)
+    i, j = tl.arange(0, K_PAD), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     k_ok, v_ok = i < K_DIM, j < V_DIM
     ok = k_ok[:, None] & v_ok[None, :]
     place = states + tl.load(slots + row) * slot_stride + head * K_DIM * V_DIM
@@ -102,21 +109,36 @@ def _delta(
     v = tl.load(source + 2 * num_keys + head * V_DIM + j, mask=v_ok, other=0.0).to(tl.float32)
     q = q * tl.rsqrt(tl.sum(q * q, 0) + epsilon) * scale
     k = k * tl.rsqrt(tl.sum(k * k, 0) + epsilon)
-    step = tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
+    group, member = head // GROUP, head % GROUP
+    step = tl.load(a + row * a_row + group * a_head + member).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
     step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
     decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * step)
-    beta = 1.0 / (1.0 + tl.exp(-tl.load(b + row * b_row + head).to(tl.float32)))
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(b + row * b_row + group * b_head + member).to(tl.float32)))
 
     state = state * decay
     change = (v - tl.sum(k[:, None] * state, 0)) * beta
     state += k[:, None] * change[None, :]
     tl.store(place, state, mask=ok)
 
+    tl.store(read_out + (row * HEADS + head) * V_DIM + j, tl.sum(q[:, None] * state, 0), mask=v_ok)
+
+
+@triton.jit
+def _gated_norm(
+    x, z, weight, out, z_row, z_head, eps,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr,
+):  # fmt: skip
+    """Program (row, head): norm x, rounded as in the model's own code, and gate it by z."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    j = tl.arange(0, V_PAD)
+    v_ok = j < V_DIM
     kind = out.dtype.element_ty
-    read = tl.sum(q[:, None] * state, 0).to(kind).to(tl.float32)  # rounded as in the model's own code
+    read = tl.load(x + (row * HEADS + head) * V_DIM + j, mask=v_ok, other=0.0).to(kind).to(tl.float32)
     normed = (read * tl.rsqrt(tl.sum(read * read, 0) / V_DIM + eps)).to(kind).to(tl.float32)
-    normed = (tl.load(norm_weight + j, mask=v_ok, other=0.0).to(tl.float32) * normed).to(kind).to(tl.float32)
-    gate = tl.load(z + row * z_row + head * V_DIM + j, mask=v_ok, other=0.0).to(tl.float32)
+    normed = (tl.load(weight + j, mask=v_ok, other=0.0).to(tl.float32) * normed).to(kind).to(tl.float32)
+    gate = tl.load(z + row * z_row + head // GROUP * z_head + head % GROUP * V_DIM + j, mask=v_ok, other=0.0).to(
+        tl.float32
+    )
     result = normed * gate / (1.0 + tl.exp(-gate))
     tl.store(out + (row * HEADS + head) * V_DIM + j, result.to(kind), mask=v_ok)
 
@@ -132,7 +154,7 @@ def gated_delta(
     """Run one token of each row through the gated delta rule (delta_rule.py) and the gated norm.
 
     mixed    [num_rows, num_channels]: q, k and v side by side, after the convolution; last dimension dense
-    gates    b and a [num_rows, num_heads], z [num_rows, num_heads * v_dim]; last dimension dense
+    gates    b and a [num_rows, num_k_heads, group], z [num_rows, num_k_heads, group * v_dim]; last dimension dense
     states   float32 [num_slots, num_heads, k_dim, v_dim], dense within a slot, written
     slots    int64 [num_rows]
     epsilon  added to the squared length of q and k
@@ -141,10 +163,16 @@ def gated_delta(
     b, a, z = gates
     _, heads, k_dim, v_dim = states.shape
     out = torch.empty(len(mixed), heads * v_dim, dtype=mixed.dtype, device=mixed.device)
-    _delta[(len(mixed), heads)](
-        mixed, a, b, z, weights.a_log, weights.dt_bias, weights.norm_weight, states, slots, out,
-        mixed.stride(0), a.stride(0), b.stride(0), z.stride(0), states.stride(0), weights.eps, k_dim**-0.5, epsilon,
-        HEADS=heads, GROUP=heads // weights.num_k_heads, K_DIM=k_dim, V_DIM=v_dim,
-        K_PAD=triton.next_power_of_2(k_dim), V_PAD=triton.next_power_of_2(v_dim), num_warps=8,
+    read = torch.empty(len(mixed), heads * v_dim, dtype=torch.float32, device=mixed.device)
+    group = heads // weights.num_k_heads
+    _delta[(len(mixed), heads, triton.cdiv(v_dim, VALUES))](
+        mixed, a, b, weights.a_log, weights.dt_bias, states, slots, read,
+        mixed.stride(0), a.stride(0), a.stride(1), b.stride(0), b.stride(1), states.stride(0), k_dim**-0.5, epsilon,
+        HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim,
+        K_PAD=triton.next_power_of_2(k_dim), BLOCK=VALUES, num_warps=4,
+    )  # fmt: skip
+    _gated_norm[(len(mixed), heads)](
+        read, z, weights.norm_weight, out, z.stride(0), z.stride(1), weights.eps,
+        HEADS=heads, GROUP=group, V_DIM=v_dim, V_PAD=triton.next_power_of_2(v_dim), num_warps=1,
     )  # fmt: skip
     return out

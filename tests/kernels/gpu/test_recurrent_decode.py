@@ -25,7 +25,14 @@ def test_a_convolution_moves_each_rows_inputs_on(taps: int, silu: bool) -> None:
     assert torch.equal(cached, expected_cache)
 
 
-@pytest.mark.parametrize(("k_dim", "v_dim"), [(16, 32), (12, 20)])
+def test_a_convolution_reads_channels_where_the_columns_say() -> None:
+    x, cached, weight = random(2, 50), random(4, 20, 3), random(20, 4)
+    columns, slots = torch.randperm(50)[:20].to(x.device), torch.tensor([3, 2]).to(x.device)
+    expected = convolve(x[:, columns].contiguous(), cached.clone(), slots, weight, None, silu=True)
+    assert torch.equal(convolve(x, cached, slots, weight, None, silu=True, columns=columns), expected)
+
+
+@pytest.mark.parametrize(("k_dim", "v_dim"), [(16, 64), (12, 40)])
 def test_the_gated_delta_rule_of_one_token(k_dim: int, v_dim: int) -> None:
     heads, k_heads, rows = 4, 2, 3
     mixed, states = random(rows, 2 * k_heads * k_dim + heads * v_dim), random(6, heads, k_dim, v_dim)
@@ -44,6 +51,7 @@ def test_the_gated_delta_rule_of_one_token(k_dim: int, v_dim: int) -> None:
     out = delta_rule(inputs, expected_states, StateStep(rows, slots))
     normed = out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + weights.eps) * weights.norm_weight
     expected = normed.flatten(1) * F.silu(z)
+    b, a, z = (gate.unflatten(1, (k_heads, -1)) for gate in (b, a, z))
     found = gated_delta(weights, mixed, (b, a, z), states, slots, EPSILON)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(states, expected_states, rtol=1e-4, atol=1e-5)
