@@ -29,7 +29,8 @@ FAMILIES = [
     "glm4", "glm4_moe", "granite", "granitemoe", "starcoder2", "stablelm", "nemotron", "helium", "smollm3",
     "exaone4", "ernie4_5", "seed_oss", "hunyuan", "arcee", "apertus", "bitnet", "persimmon", "falcon", "gpt_neox",
     "gpt2", "gptj", "gpt_neo", "gpt_bigcode", "mpt", "bloom", "opt", "codegen", "biogpt", "xglm", "mixtral", "dbrx",
-    "gpt_oss", "deepseek_v2", "deepseek_v3", "llama4", "jamba", "mamba2", "lfm2",
+    "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "longcat_flash", "llama4", "jamba", "mamba2",
+    "lfm2",
 ]  # fmt: skip
 ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Large enough for the kernels of Hopper."""
