@@ -66,6 +66,15 @@ _WHOLE_WORDS = frozenset(
 """Vocabularies whose entries are taken whole before merges are tried, and that put BOS first by default."""
 
 
+_NOTHING_BEFORE: Json = {
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {},
+}
+"""The post-processor that transformers writes for none; an equal one lets later processes load without transformers."""
+
+
 def tokenizer_files(file: GgufFile) -> dict[str, Json]:
     """Return the content of tokenizer.json, tokenizer_config.json and generation_config.json.
 
@@ -88,8 +97,8 @@ def tokenizer_files(file: GgufFile) -> dict[str, Json]:
         if meta.get(f"tokenizer.ggml.{key}_token_id") is not None
     }
     spec["added_tokens"] = _added(spec["model"]["vocab"], tokens, types, set(names.values()))
-    if "bos" in names and _adds_bos(file, kind):
-        spec["post_processor"] = _before_text(names["bos"], tokens)
+    adds = "bos" in names and _adds_bos(file, kind)
+    spec["post_processor"] = _before_text(names["bos"], tokens) if adds else _NOTHING_BEFORE
     config: Json = {f"{name}_token": token for name, token in names.items()}
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config["model_max_length"] = file.get("context_length")

@@ -13,6 +13,7 @@ from graftlm.core.errors import ModelError
 from graftlm.core.model.description import resolve
 from graftlm.core.model.gguf.folder import find_gguf, listed_gguf
 from graftlm.core.runtime import Runtime
+from graftlm.core.text.plain_tokenizer import KnownTokenizer
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.gguf_files import metadata_of, tensors_of, tiny_gguf, write_gguf
 from tests.models import EOS, IM_END, byte_tokenizer, tiny_model
@@ -36,6 +37,7 @@ def test_a_file_is_described_as_a_folder_of_hugging_face_files(file: Path) -> No
         assert own.encode(text) == given.encode(text) and own.decode(own.encode(text)) == given.decode(own.encode(text))
     assert own.render([{"role": "user", "content": "hi"}]) == given.render([{"role": "user", "content": "hi"}])
     assert set(own.eos_token_ids) == {EOS, IM_END}
+    assert KnownTokenizer.find(str(folder)) is not None  # later processes need no transformers
 
 
 def test_a_changed_file_has_another_description(file: Path) -> None:
