@@ -47,10 +47,10 @@ def chosen(
 class Worker:
     """A process with one engine; see `_worker.py`."""
 
-    def __init__(self, engine: str, model: Path, precision: Precision) -> None:
+    def __init__(self, engine: str, model: Path, precision: Precision, activations: str = "exact") -> None:
         self.engine = engine
         threads = os.process_cpu_count() if sys.version_info >= (3, 13) else len(os.sched_getaffinity(0))
-        command = [sys.executable, "-m", "bench.cpu._worker", engine, str(model), precision, str(threads)]
+        command = [sys.executable, "-m", "bench.cpu._worker", engine, str(model), precision, str(threads), activations]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the worker
         self._process = subprocess.Popen(

@@ -18,7 +18,7 @@ Ids = list[list[int]]
 Generate = Callable[[Ids, int, int, str], Ids]
 
 
-def graftlm(model: str, precision: str, threads: int) -> Generate:
+def graftlm(model: str, precision: str, threads: int, activations: Any) -> Generate:
     import torch
 
     import graftlm as gl
@@ -32,7 +32,12 @@ def graftlm(model: str, precision: str, threads: int) -> Generate:
                 loaded.close()
             runtimes.clear()
             runtimes[speculation] = gl.Runtime(
-                model, device="cpu", dtype=precision, speculation=speculation, quiet=True
+                model,
+                device="cpu",
+                dtype=precision,
+                activations=activations,
+                speculation=speculation,
+                quiet=True,
             )
         runtime = runtimes[speculation]
         runtime.clear_cache()
@@ -163,7 +168,7 @@ def openvino(model: str, precision: str, threads: int) -> Generate:
     return generate
 
 
-ENGINES = {"GraftLM": graftlm, "llama.cpp": llama_cpp, "OpenVINO": openvino}
+ENGINES = {"llama.cpp": llama_cpp, "OpenVINO": openvino}
 
 
 def peak_mib() -> float:
@@ -177,8 +182,11 @@ def peak_mib() -> float:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries must not mix with answers
-    engine, model, precision, threads = sys.argv[1:]
-    generate = ENGINES[engine](model, precision, int(threads))
+    engine, model, precision, threads, activations = sys.argv[1:]
+    if engine == "GraftLM":
+        generate = graftlm(model, precision, int(threads), activations)
+    else:
+        generate = ENGINES[engine](model, precision, int(threads))
     for line in sys.stdin:
         asked = json.loads(line)
         started = time.perf_counter()

@@ -212,13 +212,13 @@ def _words(weight: QuantisedWeight, centre: int) -> torch.Tensor:
             codes = codes - centre  # modulo 256: the bits of int8
         order = torch.tensor([i for four in FOURS for i in four])
         return codes.view(n, -1, INPUTS).index_select(2, order).view(torch.int32)
-    word = codes.contiguous().view(torch.int32)
-    found = torch.zeros_like(word)
+    word = codes.contiguous().view(torch.int32).numpy()  # threads of torch would wait for each other in each operation
+    found = np.zeros_like(word)
     for half in range(2):  # even inputs lie in the low nibbles, odd ones in the high
-        nibbles = (word >> (4 * half)) & 0x0F0F0F0F
-        nibbles = (nibbles | (nibbles >> 4)) & 0x00FF00FF
-        found |= ((nibbles | (nibbles >> 8)) & 0xFFFF) << (16 * half)
-    return found
+        nibbles = (word >> np.int32(4 * half)) & np.int32(0x0F0F0F0F)
+        nibbles = (nibbles | (nibbles >> np.int32(4))) & np.int32(0x00FF00FF)
+        found |= ((nibbles | (nibbles >> np.int32(8))) & np.int32(0xFFFF)) << np.int32(16 * half)
+    return torch.from_numpy(found)
 
 
 def _table(weight: QuantisedWeight, centre: int) -> torch.Tensor:
