@@ -18,7 +18,6 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
@@ -48,6 +47,8 @@ from graftlm.core.grammar.schema.text.items import merged
 from graftlm.core.grammar.spec import JsonSchema, Limits
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from graftlm.core.grammar.nodes.nodes import Node
     from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
     from graftlm.core.grammar.schema.reading.json_schema import SchemaReader

@@ -99,7 +99,7 @@ def test_half_precision_checkpoints_run_in_float32_on_a_cpu(tmp_path: Path) -> N
 
 
 def test_a_missing_folder_is_named(tmp_path: Path, offline: None) -> None:
-    with pytest.raises(ModelError, match="there is no model folder '.*nowhere'"):
+    with pytest.raises(ModelError, match="there is no model folder or GGUF file '.*nowhere'"):
         load_model(tmp_path / "nowhere", CPU)
 
 

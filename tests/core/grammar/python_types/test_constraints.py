@@ -54,7 +54,6 @@ WRAP = WrapValidator(lambda value, handler: handler(value))
         (int | str, {"min_length": 2}),
         (Literal[1, 2, 3], {"gt": 1}),
     ],
-    ids=str,
 )
 def test_constraints_behind_a_validator_used_to_be_dropped(validator: Any, kind: Any, constraints: Any) -> None:
     assert_read(Annotated[kind, validator, Field(**constraints)])
@@ -68,7 +67,6 @@ def test_constraints_behind_a_validator_used_to_be_dropped(validator: Any, kind:
         Fraction,
         Annotated[Decimal, Field(gt=Decimal("1e30"))],
     ],
-    ids=str,
 )
 def test_bounds_between_two_floats_used_to_be_rounded_outwards(kind: Any) -> None:
     assert_read(kind)
@@ -92,7 +90,6 @@ def test_infinite_bounds_used_to_be_dropped() -> None:
         (Annotated[Decimal | int, Field(max_digits=2)], "max_digits=2 cannot be kept"),
         (Annotated[pathlib.Path, Field(min_length=3)], "min_length=3 cannot be kept"),
     ],
-    ids=str,
 )
 def test_what_depends_on_the_machine_or_on_arithmetic_used_to_admit_anything(kind: Any, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason) as caught:

@@ -121,7 +121,6 @@ class Tree(BaseModel):
         Annotated[Boxed | Dog, Field(discriminator="kind")],
         Tree,
     ],
-    ids=str,
 )
 def test_a_choice_without_its_tag_used_to_be_admitted(kind: Any) -> None:
     assert_read(kind, 40)
@@ -154,7 +153,6 @@ def by_size(value: Any) -> str:
         (Annotated[set[bool | int], Field(min_length=2)], "several texts are the same item"),
         (type[int], "no JSON value is read as a class"),
     ],
-    ids=str,
 )
 def test_values_that_pydantic_cannot_read_used_to_be_admitted(kind: Any, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason):
@@ -180,7 +178,6 @@ def test_values_that_pydantic_cannot_read_used_to_be_admitted(kind: Any, reason:
         Annotated[Decimal, Field(ge=1, le=3)],
         Annotated[float, Field(ge=-2.5)],
     ],
-    ids=str,
 )
 def test_any_name_used_to_be_admitted_as_a_key(key: Any) -> None:
     assert_read(dict[key, int])

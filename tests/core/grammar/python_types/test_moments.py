@@ -52,7 +52,6 @@ def test_bounds_of_datetimes_which_used_to_be_dropped_hold(kind: Any, bounds: di
         {"gt": datetime.time(1), "lt": datetime.time(2)},
         {"ge": datetime.time(1, tzinfo=datetime.UTC)},
     ],
-    ids=str,
 )
 def test_bounds_of_times_which_used_to_be_dropped_hold(bounds: dict[str, Any]) -> None:
     assert_read(Annotated[datetime.time, Field(**bounds)])
@@ -69,7 +68,6 @@ def test_bounds_of_times_which_used_to_be_dropped_hold(bounds: dict[str, Any]) -
         {"gt": 0 * HOUR, "lt": HOUR / 3600},
         {"ge": datetime.timedelta(microseconds=5)},
     ],
-    ids=str,
 )
 def test_bounds_of_durations_which_used_to_be_dropped_hold(bounds: dict[str, Any]) -> None:
     assert_read(Annotated[datetime.timedelta, Field(**bounds)])
@@ -96,7 +94,6 @@ def test_the_bound_of_a_datetime_is_a_bound_and_the_next_moment_passes() -> None
         Annotated[datetime.time, Field(lt=datetime.time(0))],
         Annotated[datetime.timedelta, Field(gt=HOUR, lt=HOUR)],
     ],
-    ids=str,
 )
 def test_bounds_without_a_value_between_them_used_to_be_dropped(kind: Any) -> None:
     with pytest.raises(GrammarError, match="nothing can satisfy"):
@@ -109,7 +106,6 @@ def test_bounds_without_a_value_between_them_used_to_be_dropped(kind: Any) -> No
         (Annotated[datetime.timedelta, Field(multiple_of=HOUR)], "multiples of 1:00:00"),
         (Annotated[datetime.datetime, Field(ge=NOON, le=UTC_NOON)], "with and without a time zone"),
     ],
-    ids=str,
 )
 def test_bounds_that_no_pattern_holds_are_refused_at_their_place(kind: Any, reason: str) -> None:
     class Meeting(BaseModel):
@@ -140,7 +136,6 @@ def test_yesterday_is_past_and_the_day_after_tomorrow_is_future() -> None:
         Annotated[datetime.datetime, AfterValidator(lambda moment: moment), Field(gt=UTC_NOON)],
         Annotated[datetime.date | None, Field(gt=datetime.date(2020, 1, 1))],
     ],
-    ids=str,
 )
 def test_bounds_behind_a_validator_used_to_be_dropped(kind: Any) -> None:
     assert_read(kind)

@@ -60,7 +60,6 @@ def duration(text: str) -> timedelta | None:
         (timedelta(microseconds=5), timedelta(seconds=1, microseconds=7)),
         (timedelta(days=-3), timedelta(hours=-5)),
     ],
-    ids=str,
 )
 def test_durations_are_those_between_the_bounds(low: timedelta, high: timedelta) -> None:
     spelled, inside = (re.compile(pattern) for pattern in duration_patterns(low, high))

@@ -116,7 +116,6 @@ class Rot(EncoderProtocol):
         Annotated[Base64Bytes, Field(min_length=2, max_length=3)],
         dict[Base64Str, int],
     ],
-    ids=str,
 )
 def test_base64_used_to_decode_to_broken_text_or_to_the_wrong_length(kind: Any) -> None:
     assert_read(kind)
@@ -144,7 +143,6 @@ def test_an_encoder_of_the_user_used_to_count_as_base64() -> None:
         Annotated[AnyUrl, UrlConstraints(default_host="example.org", default_port=3)],
         Annotated[HttpUrl, UrlConstraints(max_length=14)],
     ],
-    ids=str,
 )
 def test_lengths_of_secrets_and_hosts_of_urls_used_to_be_dropped(kind: Any) -> None:
     assert_read(kind)
