@@ -220,7 +220,7 @@ def test_a_model_is_qualified_with_kv_in_12_bits(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ("exponents", "a ragged batch differs from the model's own forward by "),
+        ("exponents", "a ragged batch differs from the model's own forward in layer 0 by "),
         ("breaks", "a ragged batch fails: RuntimeError: no such kernel"),
     ],
 )

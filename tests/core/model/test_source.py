@@ -37,7 +37,7 @@ def test_a_runtime_of_broken_files_says_so_to_each_caller(tmp_path: Path) -> Non
     [
         (None, "model is empty; give a Hugging Face id"),
         ("", "model is empty"),
-        (5, "model is 5; give a Hugging Face id, a local folder, a loaded transformers model or 'sprout'"),
+        (5, "model is 5; give a Hugging Face id, a local folder, a GGUF file, a loaded transformers model or 'sprout'"),
         ({"a": 1}, r"model is \{'a': 1\}"),
         (Runtime("sprout"), r"model is Runtime\('sprout', not loaded\), a runtime already; .* as runtime="),
     ],

@@ -70,7 +70,7 @@ def test_failed_and_unfinished_calls_are_told_and_prompts_are_told_apart(runtime
     assert found[0] == found[1] != found[2] and meter.failed() == []
     with pytest.raises(RequestTooLong):
         runtime.generate("a" * 9999, max_tokens=1)
-    assert meter.failed()[0].startswith("a model call failed with RequestTooLong: the prompt is 9,999 tokens")
+    assert meter.failed()[0].startswith("a model call failed with RequestTooLong: the prompt has 9,999 characters")
     assert meter.under_way() == 0
     meter._begin("a call from a thread that outlives run()")
     assert meter.under_way(patience_s=0) == 1
