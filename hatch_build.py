@@ -33,7 +33,13 @@ class ObjectCode(BuildHookInterface[Any]):
         folder = Path(self._temporary.name)
         for part in ("kernels/cpu", "core/grammar"):
             shutil.copytree(Path(self.root, part), folder / "graftlm" / part)
-        for part in ("kernels/disk_cache.py", "core/errors.py", "core/interpreter_exit.py"):
+        for part in (
+            "kernels/disk_cache.py",
+            "kernels/jit/python_process.py",
+            "core/errors.py",
+            "core/interpreter_exit.py",
+        ):
+            (folder / "graftlm" / part).parent.mkdir(exist_ok=True)
             shutil.copy(Path(self.root, part), folder / "graftlm" / part)
         (folder / "graftlm/__init__.py").touch()
         made = folder / "objects"
