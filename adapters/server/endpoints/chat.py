@@ -13,6 +13,7 @@ from graftlm.adapters.server.endpoints.body import Body, limit
 from graftlm.adapters.server.http.responses import OpenAIStream
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.adapters.server.settings import Limits
+from graftlm.core.call_options import with_thinking
 from graftlm.core.chat.messages import to_messages
 from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
@@ -74,13 +75,6 @@ class ChatBody(Body):
             options = {"enable_thinking": thinks, "thinking": thinks, **options}
         return options if effort in (None, "none") else {"reasoning_effort": effort, **options}
 
-    def thinking(self, runtime: Runtime) -> ThinkingFormat | None:
-        """Return the markers of the thinking in the answer; None if it can contain none, or is to stay whole."""
-        whole = self.continue_final_message or not self.add_generation_prompt or not self.separate_reasoning
-        if whole or runtime.endpoint is not None or not runtime.tokenizer.has_chat_template:
-            return None
-        return ThinkingFormat.learn(runtime.tokenizer, self.template_options)
-
     def to_request(self, runtime: Runtime) -> Request:
         """Return the native request. Raises ConfigError or GrammarError for an invalid body."""
         if self.top_logprobs and not self.logprobs:
@@ -94,12 +88,10 @@ class ChatBody(Body):
             messages, listed = form.prepare(messages, self.native_tools)
             constraint = self._with_tools(form, constraint)
         sampling = self.sampling(most, logprobs=(self.top_logprobs or 0) if self.logprobs else None, **constraint)
-        if self.template_options and runtime.endpoint is not None:
-            fields = {"chat_template_kwargs": self.template_options}
-            return replace(self.request(messages, sampling, listed), tool_fields=fields)
-        thinking, budget = self.thinking(runtime), self.thinking_budget
-        if not self.continue_final_message and self.add_generation_prompt and not self.template_options:
-            return replace(self.request(messages, sampling, listed), thinking=thinking, thinking_budget=budget)
+        if not self.continue_final_message and self.add_generation_prompt:
+            request = with_thinking(runtime, self.request(messages, sampling, listed), self.template_options)
+            thinking = request.thinking if self.separate_reasoning else None
+            return replace(request, thinking=thinking, thinking_budget=self.thinking_budget)
         text = runtime.tokenizer.render(
             messages,
             listed,
@@ -107,7 +99,7 @@ class ChatBody(Body):
             continue_final_message=self.continue_final_message,
             options=self.template_options,
         )
-        return replace(self.request(text, sampling), thinking=thinking, thinking_budget=budget)
+        return self.request(text, sampling)
 
     def _with_tools(self, form: ToolFormat, constraint: dict[str, Any]) -> dict[str, Any]:
         """Return a constraint that allows tool calls, or text under the body's own constraint."""
