@@ -8,7 +8,16 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from graftlm.adapters.server.dialects.stream import Call, Item, ItemReader, Piece, Thought, items_of, named_event
+from graftlm.adapters.server.dialects.stream import (
+    Call,
+    Item,
+    ItemReader,
+    Piece,
+    Thought,
+    items_of,
+    named_event,
+    object_of,
+)
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.adapters.server.http.responses import EVENTS
@@ -262,17 +271,8 @@ def _block(item: Item) -> dict[str, Any]:
     if isinstance(item, Thought):
         return {"type": "thinking", "thinking": item.text, "signature": ""}
     if isinstance(item, Call):
-        return {"type": "tool_use", "id": item.id, "name": item.name, "input": _read(item.arguments)}
+        return {"type": "tool_use", "id": item.id, "name": item.name, "input": object_of(item)}
     return {"type": "text", "text": item}
-
-
-def _read(arguments: str) -> Any:
-    """Return the arguments of a call; their raw text under one name where they are no JSON object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def _usage_of(usage: Usage) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from graftlm.adapters.server.dialects.stream import Call, ItemReader, Thought, items_of
+from graftlm.adapters.server.dialects.stream import Call, ItemReader, Thought, items_of, object_of
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.core.chat.thinking import ThinkingFormat
@@ -231,7 +231,7 @@ class OllamaWriter:
         message: dict[str, Any] = {"role": "assistant", "content": text, **({"thinking": thought} if thought else {})}
         if calls:
             message["tool_calls"] = [
-                {"id": call.id, "function": {"index": index, "name": call.name, "arguments": _read(call.arguments)}}
+                {"id": call.id, "function": {"index": index, "name": call.name, "arguments": object_of(call)}}
                 for index, call in enumerate(calls)
             ]
         return {**head, "message": message, **beside}
@@ -258,10 +258,3 @@ def error_object(error: ApiError) -> dict[str, Any]:
 
 def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
-
-
-def _read(arguments: str) -> Any:
-    try:
-        return json.loads(arguments or "{}")
-    except ValueError:
-        return {"INVALID_JSON": arguments}

@@ -42,6 +42,15 @@ def items_of(form: ToolFormat | None, thinking: ThinkingFormat | None, completio
     return [*thought, *([parsed.content] if parsed.content or not calls else []), *calls]
 
 
+def object_of(call: Call) -> dict[str, Any]:
+    """Return the arguments of a call; text that is no JSON object is the value of one name, INVALID_JSON."""
+    try:
+        value = json.loads(call.arguments or "{}")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": call.arguments}
+
+
 def named_event(name: str, value: Mapping[str, Any]) -> bytes:
     """Return a server-sent event with a name."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), json.dumps(value, separators=(",", ":")).encode())
