@@ -23,7 +23,7 @@ Tensors = Mapping[str, torch.Tensor]
 Config = Mapping[str, Any]
 
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Where the outputs of eight lie among the fields of a word, which hold outputs 0 2 4 6 1 3 5 7."""
+"""Field of a word for each of eight outputs; the fields hold outputs 0 2 4 6 1 3 5 7."""
 
 
 class Unread(Exception):

@@ -23,7 +23,7 @@ def started(sequence: Sequence, waiting: list[Sequence], page_size: int = 1) -> 
 
 
 def stops(checkpoints: Checkpoints, sequence: Sequence) -> list[int]:
-    """Where steps of any length end before the last one."""
+    """Return the ends of all steps before the last one, for steps of any length."""
     found, past, total = [], 0, sequence.num_tokens
     while past < total:
         past += checkpoints.clip(sequence, past, total - past)
