@@ -2,6 +2,7 @@
 
 Servers drop unknown fields without an error, so a capability is proved only by an answer that the model
 would not have given without it. A probe takes a few tokens, runs when a capability is first needed, and is counted.
+Log-probabilities need no probe: a real call requests them, and its answer has them or not.
 """
 
 from __future__ import annotations
@@ -90,15 +91,29 @@ class Probes:
 
         return await self._once("continue_turn", find) or "none"
 
-    async def logprobs(self, chat: bool, count: Count) -> bool:
-        """Return True if answers include log-probabilities, and so their tokens."""
+    async def with_logprobs(self, ask: Callable[[bool], Awaitable[Answer]]) -> Answer:
+        """Return the answer of `ask(True)`, which requests log-probabilities, and so tokens, if they are supported.
 
-        async def find() -> bool | None:
-            prompt = replace(_ASKED_TO_COUNT, text="") if chat else _COUNTING
-            answer = await self._ask(prompt, replace(_GREEDY, logprobs=True), count)
-            return answer.token_ends is not None if isinstance(answer, Answer) else _NO[answer]
-
-        return bool(await self._once("logprobs", find))
+        The first such answer decides whether they are: this capability costs no request of its own. A refused
+        request is repeated as `ask(False)`.
+        """
+        known = self._endpoint.capabilities.logprobs
+        if known is not None:
+            return await ask(known)
+        try:
+            answer = await ask(True)
+        except RequestTimeout:
+            raise
+        except RemoteError as error:
+            if error.status in (None, 401, 408, 429):
+                raise
+            answer = await ask(False)
+            if error.status < 500:  # a server's failure may have other reasons
+                self._know(logprobs=False)
+            return answer
+        if answer.text:
+            self._know(logprobs=answer.token_ends is not None or answer.logprobs is not None)
+        return answer
 
     async def echo(self, count: Count) -> bool:
         """Return True if /completions scores a given text."""

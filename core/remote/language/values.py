@@ -89,8 +89,17 @@ class Values:
 
         An endpoint that cannot continue a turn is not streamed, since its answer may not have the required form.
         """
-        if tokens and await self._endpoint.probes.logprobs(prompt.messages is not None, self.count):
-            sampling = replace(sampling, logprobs=True)
+        if not tokens:
+            return await self._ask(prompt, sampling, stops, follow)
+
+        def ask(logprobs: bool) -> Awaitable[Answer]:
+            return self._ask(prompt, replace(sampling, logprobs=logprobs or sampling.logprobs), stops, follow)
+
+        return await self._endpoint.probes.with_logprobs(ask)
+
+    async def _ask(
+        self, prompt: RemotePrompt, sampling: SamplingParams, stops: tuple[str, ...], follow: Follow | None
+    ) -> Answer:
         open_turn = prompt.messages is not None and (prompt.text != "" or self._form.rest_generates)
         if open_turn and await self._endpoint.probes.continue_turn(self.count) == "none":
             return await self._ask_for_turn(prompt, sampling, stops)

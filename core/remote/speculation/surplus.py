@@ -19,7 +19,9 @@ CountTokens = Callable[[str], int | None]
 """Number of a text's tokens, by the model's tokenizer; None without one."""
 
 
-_UNDECIDED, _NO_BLANKS = "token limit undecided", "blanks not written"
+_UNDECIDED = "token limit undecided"
+NO_BLANKS = "blanks not written"
+"""The reason of a miss: the answer lacks the blanks at the end of the given text."""
 
 FindEnd = Callable[[str], tuple[int, int] | None]
 """A value's end in a text, and the position that proves it; None if the value may continue."""
@@ -181,7 +183,7 @@ def decide(
     if _inside_token(surplus):
         return None, "inside of a token"
     if not rest.startswith(head):
-        return None, _NO_BLANKS
+        return None, NO_BLANKS
     at, end = first_stop(rest[len(head) :], sampling.stop)
     left_at = ends(rest[len(head) :]) if ends is not None else None
     if left_at is not None and (not end or left_at[1] < end):
@@ -209,7 +211,7 @@ def is_final(surplus: Surplus, taken: Taken | str | None, head: str) -> bool:
     """Return True if the rest of a live answer cannot change the decision."""
     if isinstance(taken, Taken):
         return taken.num_left == 0
-    return taken not in (None, _UNDECIDED) and not (taken == _NO_BLANKS and len(surplus.rest) < len(head))
+    return taken not in (None, _UNDECIDED) and not (taken == NO_BLANKS and len(surplus.rest) < len(head))
 
 
 def take_choice(surplus: Surplus, choices: Sequence[str]) -> tuple[Surplus | None, str | None]:

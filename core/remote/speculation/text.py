@@ -12,6 +12,7 @@ from graftlm.core.config import SamplingParams
 from graftlm.core.remote.ledger.usage import Count, RemoteUsage
 from graftlm.core.remote.speculation.live import Follow, LiveAnswer, Told
 from graftlm.core.remote.speculation.surplus import (
+    NO_BLANKS,
     Ahead,
     CountTokens,
     FindEnd,
@@ -257,6 +258,8 @@ class RemoteText(GrowingText):
                 continue
             if after is None or taken is None or isinstance(taken, str):
                 self._keep(None, taken if isinstance(taken, str) else None)
+                if taken == NO_BLANKS and paid:
+                    head = ""  # a second request without the blanks would miss them again
                 continue
             if accept is not None and not accept(taken.value, surplus.answer.text[after.at : after.at + after.owed]):
                 self._keep(None, "constraint not met")

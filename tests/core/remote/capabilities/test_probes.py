@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import graftlm as gl
@@ -65,3 +67,47 @@ def test_an_answer_of_whitespace_proves_nothing() -> None:
             done.result()
         assert rt.endpoint is not None
         assert rt.endpoint.capabilities.json_schema is None
+
+
+def test_a_first_program_of_constrained_gens_used_to_pay_a_probe_for_its_speculation() -> None:
+    """The first speculating call requests log-probabilities itself, and asks once where blanks are not written."""
+
+    def text(s: ProgramState) -> None:
+        for name in "ab":
+            s += f"{name}: " + gl.gen(name, regex="[0-9]{2}", max_tokens=4) + "\n"
+
+    def chat(s: ProgramState) -> None:
+        s += gl.user("hi")
+        with s.assistant():
+            text(s)
+
+    for function in (text, chat):
+        num_calls, found = [], []
+        for spec_tokens in (None, 64):
+            program = gl.program(temperature=0, num_api_spec_tokens=spec_tokens)(function)
+            with Server(writes("12\n34; 56")) as server, gl.Runtime("m", base_url=server.url) as rt:
+                found.append(program.run(runtime=rt).variables)
+                num_calls.append(len(server.calls))
+        assert found[1] == found[0]
+        assert num_calls[1] <= num_calls[0]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "supported"),
+    [({}, True), ({"logprobs": False}, False), ({"refuses": {"logprobs": "logprobs is not supported"}}, False)],
+)
+def test_the_first_speculating_call_finds_out_whether_there_are_log_probabilities(
+    behaviour: dict[str, Any], supported: bool
+) -> None:
+    @gl.program(temperature=0, num_api_spec_tokens=32)
+    def program(s: ProgramState) -> None:
+        s += "Name: " + gl.gen("name", stop="\n", max_tokens=8) + "\nJob: " + gl.gen("job", stop="\n", max_tokens=8)
+
+    server = Server(continues("Name: Bob\nJob: cook\n"), **behaviour)
+    with server, gl.Runtime("m", base_url=server.url) as rt:
+        for _ in range(2):
+            assert program.run(runtime=rt).variables == {"name": "Bob", "job": "cook"}
+        asked = ["logprobs" in call.body for call in server.requests]
+    assert rt.usage.probe_calls == 0
+    refused = "refuses" in behaviour
+    assert asked == ([True, True] if supported else [True, False, False] if refused else [True, False])
