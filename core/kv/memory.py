@@ -136,7 +136,7 @@ def pool_size(
 
     bytes_per_token  of KV as it is kept; None: in the model's own dtype
     reserved_bytes   of the free memory that the pool of states takes
-    Raises ConfigError if not even two tokens fit, or if the configuration asks for more than is free on a GPU.
+    Raises ConfigError if not even two tokens fit, or if the configuration asks for more than is free.
     """
     bytes_per_token = max(loaded.bytes_per_token if bytes_per_token is None else bytes_per_token, 1)
     limits = []
@@ -154,8 +154,9 @@ def pool_size(
             f"{size_of(free_bytes(loaded.device))} are free beside the weights: raise CacheConfig.max_tokens, "
             "max_bytes or memory_share, or use a smaller model or dtype, or end what else uses the memory"
         )
-    if loaded.device.type == "cuda" and loaded.lane == "paged":
-        _check_pool_fits(num_slots, bytes_per_token, free_bytes(loaded.device) - reserved_bytes)
+    if loaded.lane == "paged":
+        share = GPU_SHARE if loaded.device.type == "cuda" else CPU_SHARE
+        _check_pool_fits(num_slots, bytes_per_token, free_bytes(loaded.device) - reserved_bytes, share)
     return num_slots
 
 
@@ -178,13 +179,13 @@ def _default_slots(loaded: LoadedModel, bytes_per_token: int, reserved_bytes: in
     return max(min(share, DEFAULT_CONTEXTS * loaded.max_model_len), min(loaded.max_model_len, math.ceil(share)))
 
 
-def _check_pool_fits(num_slots: int, bytes_per_token: int, free: int) -> None:
+def _check_pool_fits(num_slots: int, bytes_per_token: int, free: int, share: float) -> None:
     needed = num_slots * bytes_per_token
     if needed > free:
         raise ConfigError(
             f"a KV pool of {num_slots:,} tokens takes {size_of(needed)}, {size_of(free)} are free beside the weights; "
-            f"lower CacheConfig.max_tokens or max_bytes to {int(free * GPU_SHARE) // bytes_per_token:,} tokens, or "
-            f"leave them out to take {GPU_SHARE:.0%} of what is free"
+            f"lower CacheConfig.max_tokens or max_bytes to {int(free * share) // bytes_per_token:,} tokens, or "
+            f"leave them out to take {share:.0%} of what is free"
         )
 
 

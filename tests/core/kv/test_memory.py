@@ -113,6 +113,14 @@ def test_a_pool_larger_than_the_gpus_free_memory_is_refused_before_it_is_allocat
     assert memory.pool_size(on_gpu, CacheConfig(max_tokens=1000)) == 1000
 
 
+def test_a_pool_larger_than_a_computers_free_memory_is_refused_before_it_is_allocated(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, 1000 * TOKEN)
+    with pytest.raises(ConfigError, match=r"takes 1\.0 MB, 0\.5 MB are free beside the weights; .* to 250 tokens"):
+        memory.pool_size(loaded, CacheConfig(max_bytes=2000 * TOKEN))
+
+
 def test_a_pool_of_less_than_a_page_is_refused(loaded: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="would hold 0 tokens"):
         memory.pool_size(loaded, CacheConfig(max_tokens=20, page_size=64))

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from graftlm.core.errors import ConfigError
 from graftlm.core.fusion.linears import Fusions
-from graftlm.core.model.weights import converted_files, leave_files
+from graftlm.core.model.weights import choose_device, converted_files, leave_files
 from graftlm.kernels.cpu.mapped_files import MappedFiles
 
 FLOAT, HALF = torch.ones(4), torch.ones(4, dtype=torch.bfloat16)
@@ -40,3 +41,8 @@ def test_only_weights_that_lie_in_files_are_copied(tmp_path: Path) -> None:
     leave_files(nn.Sequential(mapped, own), Fusions(num_packed=1))
     assert mapped.weight.data not in MappedFiles() and bool((mapped.weight == 1).all())
     assert own.weight.data_ptr() == before
+
+
+def test_a_device_that_no_kernel_supports_is_named_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="device is 'mps'; GraftLM runs on CPUs and on NVIDIA or AMD GPUs"):
+        choose_device("mps")
