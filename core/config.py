@@ -6,9 +6,9 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from graftlm.core.errors import ConfigError, shortened
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from graftlm.core.kv.radix import Node
 
 EvictionKey = Callable[["Node"], Any]
+_Options = TypeVar("_Options")
 
 
 def _check(condition: bool, message: str) -> None:
@@ -48,13 +49,53 @@ def near_name(name: str, known: Sequence[str], likeness: float = 0.5) -> str | N
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=likeness)), None)
 
 
+_ELSEWHERE = {
+    "gpu_memory_utilization": ("cache", "cache=CacheConfig(memory_share=...)"),
+    "mem_fraction_static": ("cache", "cache=CacheConfig(memory_share=...)"),
+    "kv_cache_dtype": ("cache", "cache=CacheConfig(dtype=...)"),
+    "enable_prefix_caching": ("cache", "cache=CacheConfig(enabled=...)"),
+    "max_num_seqs": ("max_batch", "max_batch"),
+    "max_num_batched_tokens": ("max_step_tokens", "max_step_tokens"),
+    "n_ctx": ("max_model_len", "max_model_len"),
+    "n_gpu_layers": ("device", "device='cuda', which holds all layers"),
+    "tensor_parallel_size": ("tensor_parallel", "tensor_parallel"),
+    "load_in_8bit": ("quantization", "quantization='bnb-8bit'"),
+    "load_in_4bit": ("quantization", "quantization='bnb-4bit'"),
+    "max_new_tokens": ("max_tokens", "max_tokens"),
+    "do_sample": ("temperature", "temperature=0 for greedy decoding, above 0 for samples"),
+    "num_return_sequences": ("n", "n"),
+    "guided_json": ("json_schema", "json_schema"),
+    "guided_regex": ("regex", "regex"),
+    "guided_choice": ("choices", "choices"),
+    "guided_grammar": ("grammar", "grammar"),
+}
+"""Options of other libraries: the option of GraftLM that does the same, and how to write it."""
+
+
 def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> None:
-    """Raise a ConfigError that names the first unknown keyword and the nearest known one."""
+    """Raise a ConfigError that names the first unknown keyword and the one to use instead."""
     for name in given:
         if name not in known:
-            near = near_name(name, known)
+            option, remedy = _ELSEWHERE.get(name, ("", ""))
+            near = near_name(name, known, likeness=0.6)
+            if option in known:
+                raise ConfigError(f"unknown {what} {name!r}; use {remedy}")
             hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown {what} {name!r}{hint}")
+
+
+def _names_unknown(options: type[_Options]) -> type[_Options]:
+    """Make a dataclass raise a ConfigError for an unknown keyword, with the one to use, instead of a TypeError."""
+    build: Any = options.__init__
+    known = [f.name for f in fields(options)]  # type: ignore[arg-type]
+
+    @wraps(build)
+    def checked(self: Any, *values: Any, **given: Any) -> None:
+        reject_unknown(list(given), known, f"option of {options.__name__}")
+        build(self, *values, **given)
+
+    setattr(options, "__init__", checked)  # noqa: B010 (a class's own constructor, which mypy protects)
+    return options
 
 
 def _as_tuple(value: Any, name: str, kind: str) -> tuple[Any, ...]:
@@ -98,6 +139,7 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
+@_names_unknown
 @dataclass(frozen=True)
 class CacheConfig:
     """The KV pool and the radix tree over it.
@@ -148,6 +190,7 @@ class CacheConfig:
         _check_whole("page_size", self.page_size, 1)
 
 
+@_names_unknown
 @dataclass(frozen=True)
 class SchedulerConfig:
     """The order in which waiting requests start.
@@ -232,9 +275,17 @@ class EngineConfig:
     quiet: bool = False
 
     def __post_init__(self) -> None:
+        if type(self.dtype).__module__ == "torch":
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         _check(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             f"dtype is {self.dtype!r}; use 'auto', 'float32', 'bfloat16' or 'float16'",
+        )
+        if type(self.device).__module__ == "torch":
+            object.__setattr__(self, "device", str(self.device))
+        _check(
+            isinstance(self.device, str),
+            f"device is {shortened(self.device)}; all layers lie on one device: use 'auto', 'cpu', 'cuda' or 'cuda:N'",
         )
         _check_whole("max_model_len", self.max_model_len, 2, " tokens", optional=True)
         _check(self.speculation in ("auto", "off"), f"speculation is {self.speculation!r}; use 'auto' or 'off'")
@@ -264,7 +315,14 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:
-        """Build from keyword options; an unknown one raises and names its nearest neighbour."""
+        """Build from keyword options; an unknown one raises and names its nearest neighbour.
+
+        `torch_dtype` and `device_map`, as transformers calls them, set `dtype` and `device`.
+        """
+        for theirs, ours in (("torch_dtype", "dtype"), ("device_map", "device")):
+            if theirs in options:
+                _check(ours not in options, f"{theirs} and {ours} were both given; they are one option: give {ours}")
+                options[ours] = options.pop(theirs)
         reject_unknown(list(options), [f.name for f in fields(cls)], "runtime option")
         return cls(**options)
 

@@ -97,6 +97,13 @@ def test_one_stop_string_is_a_list_of_one() -> None:
         (EngineConfig, {"cache": {"max_tokens": 9}}, r"cache is \{'max_tokens': 9\}; give a CacheConfig"),
         (EngineConfig, {"schedule": "fcfs"}, "schedule is 'fcfs'; give a SchedulerConfig"),
         (EngineConfig.from_options, {"max_bach": 3}, "did you mean 'max_batch'"),
+        (EngineConfig.from_options, {"gpu_memory_utilization": 0.9}, r"use cache=CacheConfig\(memory_share=...\)"),
+        (EngineConfig.from_options, {"max_num_seqs": 8}, "unknown runtime option 'max_num_seqs'; use max_batch"),
+        (EngineConfig.from_options, {"device_map": {"": 0}}, "device is {'': 0}; all layers lie on one device"),
+        (EngineConfig.from_options, {"device_map": "cpu", "device": "cpu"}, "device_map and device were both given"),
+        (CacheConfig, {"max_token": 1}, "unknown option of CacheConfig 'max_token'; did you mean 'max_tokens'"),
+        (SchedulerConfig, {"polcy": "lpm"}, "did you mean 'policy'"),
+        (SamplingParams.from_options, {"max_new_tokens": 1}, "'max_new_tokens'; use max_tokens"),
     ],
 )
 def test_a_wrong_engine_value_is_named_with_what_it_must_be(
@@ -104,3 +111,12 @@ def test_a_wrong_engine_value_is_named_with_what_it_must_be(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         kind(**options)
+
+
+def test_the_names_of_transformers_for_dtype_and_device_are_taken() -> None:
+    import torch
+
+    config = EngineConfig.from_options(torch_dtype=torch.bfloat16, device_map="auto")
+    assert (config.dtype, config.device) == ("bfloat16", "auto")
+    given: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
+    assert EngineConfig(**given) == EngineConfig(dtype="float32", device="cpu")
