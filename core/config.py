@@ -236,6 +236,7 @@ class EngineConfig:
     quantization     a quantizer of transformers, by name.
     activations      "exact": quantised weights multiply activations of `dtype`. "int8": on a CPU they multiply
                      activations rounded to eight bits, with a scale for every 32; faster for several rows.
+    revision         branch, tag or commit of a model on the Hugging Face hub; None is its main branch.
     engine, loader   the engine and the model loader, by names that `graftlm plugins` lists.
     replicas         runtimes with a copy of the model each, with engine="ray".
     grammar_engine   the compiler of constraints, by such a name; None takes the fastest engine that supports each.
@@ -263,6 +264,7 @@ class EngineConfig:
     quantization: str | None = None
     activations: Literal["exact", "int8"] = "exact"
     trust_remote_code: bool = False
+    revision: str | None = None
     engine: str = "local"
     replicas: int = 1
     loader: str = "hf"
@@ -286,6 +288,10 @@ class EngineConfig:
         _check(
             isinstance(self.device, str),
             f"device is {shortened(self.device)}; all layers lie on one device: use 'auto', 'cpu', 'cuda' or 'cuda:N'",
+        )
+        _check(
+            self.revision is None or isinstance(self.revision, str),
+            f"revision is {self.revision!r}; it must be a branch, a tag or a commit of the hub, or None",
         )
         _check_whole("max_model_len", self.max_model_len, 2, " tokens", optional=True)
         _check(self.speculation in ("auto", "off"), f"speculation is {self.speculation!r}; use 'auto' or 'off'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
-from graftlm.core.hub import near_names, only_local, why_not
+from graftlm.core.hub import near_names, only_local, unreachable, why_not
 from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.gguf.folder import description_folder, find_gguf
 from graftlm.core.model.known_models import find
@@ -22,14 +23,15 @@ _UNLIMITED = 32_768
 """Context in tokens of a model without a declared limit, such as a recurrent one."""
 
 
-def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
+def resolve(model: str | os.PathLike[str], *, verify: bool = False, revision: str | None = None) -> str:
     """Resolve a model name to a folder or Hugging Face id.
 
     A GGUF file has a folder that describes it (gguf/folder.py).
 
-    verify  compare the embedded model's files with their checksums, not only their sizes; for a load that follows
-    Raises ModelError for a missing folder, for a file of the embedded model that is missing or corrupted, and for a
-    GGUF file that cannot be read.
+    verify    compare the embedded model's files with their checksums, not only their sizes; for a load that follows
+    revision  branch, tag or commit of a Hugging Face id: returns the folder of its files, downloaded unless cached
+    Raises ModelError for a missing folder, for a file of the embedded model that is missing or corrupted, for a GGUF
+    file that cannot be read and for an unknown revision.
     """
     name = os.fspath(model)
     if name == "sprout":
@@ -54,7 +56,25 @@ def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
         )
     if "/" not in name and "sprout" in (near := near_names(name)):
         raise ModelError(f"there is no model {name!r}; did you mean {' or '.join(map(repr, near))}?")
-    return name
+    return name if revision is None else _snapshot(name, revision)
+
+
+_MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
+"""Files of a repository that a model is read from."""
+
+
+@lru_cache(maxsize=64)
+def _snapshot(name: str, revision: str) -> str:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(
+            snapshot_download(
+                name, revision=revision, allow_patterns=_MODEL_FILES, local_files_only=unreachable(name) is not None
+            )
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name!r} could not be read at revision {revision!r}: {why_not(name, error)}") from error
 
 
 def model_config(model: Any, config: EngineConfig) -> Any:
@@ -63,7 +83,7 @@ def model_config(model: Any, config: EngineConfig) -> Any:
         return model.config
     from transformers import AutoConfig
 
-    source = resolve(model)
+    source = resolve(model, revision=config.revision)
     try:
         return AutoConfig.from_pretrained(
             source, trust_remote_code=config.trust_remote_code, local_files_only=only_local(source)
@@ -76,7 +96,7 @@ def load_tokenizer(model: Any, given: Any, config: EngineConfig) -> Tokenizer:
     """Return the tokenizer that goes with a model name, folder or loaded model, without reading weights."""
     if isinstance(model, nn.Module):
         return _tokenizer(given, source_of(model), config, model)
-    return _tokenizer(given, resolve(model, verify=True), config)
+    return _tokenizer(given, resolve(model, verify=True, revision=config.revision), config)
 
 
 def source_of(model: nn.Module) -> str:
@@ -86,7 +106,7 @@ def source_of(model: nn.Module) -> str:
 
 def context_length(model: Any, config: EngineConfig) -> int:
     """Return the largest number of tokens of prompt and answer together."""
-    known = None if isinstance(model, nn.Module) else find(resolve(model), config)
+    known = None if isinstance(model, nn.Module) else find(resolve(model, revision=config.revision), config)
     return _context(known.described if known else model_config(model, config), config)
 
 

@@ -32,16 +32,16 @@ def model_fingerprint(model: Any, config: EngineConfig) -> str:
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{config.dtype} {config.quantization} {config.strict} {config.cache.dtype}".encode())
     if isinstance(model, str | os.PathLike):
-        _add_source(digest, os.fspath(model))
+        _add_source(digest, os.fspath(model), config.revision)
     else:
         _add_parameters(digest, model)
     return digest.hexdigest()
 
 
-def _add_source(digest: hashlib.blake2b, name: str) -> None:
+def _add_source(digest: hashlib.blake2b, name: str, revision: str | None) -> None:
     from graftlm.core.model.description import resolve
 
-    folder = Path(resolve(name))
+    folder = Path(resolve(name, revision=revision))
     if not folder.is_dir():
         digest.update(name.encode())
         from huggingface_hub import try_to_load_from_cache

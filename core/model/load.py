@@ -63,7 +63,11 @@ def load_model(
             rehearsal.wait()
     hf_model = loaded.model
     ours = not isinstance(model, nn.Module)
-    learned = None if isinstance(model, nn.Module) else learn(resolve(model), loaded, reference, config)
+    learned = (
+        None
+        if isinstance(model, nn.Module)
+        else learn(resolve(model, revision=config.revision), loaded, reference, config)
+    )
     if device.type == "cpu":
         give_back()  # the largest weight is in memory twice at this point
     latents = Fusions()
@@ -96,7 +100,7 @@ def _read(
             hf_model = hf_model.to(dtype)
         name = source or type(model).__name__
     else:
-        source = resolve(model, verify=True)
+        source = resolve(model, verify=True, revision=config.revision)
         name = os.fspath(model)
         known = read_known(source, config) if device.type == "cpu" else None
         hf_model = known if known is not None else read_weights(source, config, device)

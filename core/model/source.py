@@ -162,3 +162,9 @@ def check_model(model: Any, config: EngineConfig) -> None:
     loaded = callable(getattr(model, "named_parameters", None))
     if not (of_plugin or loaded or isinstance(model, str | os.PathLike)):
         raise ConfigError(f"model is {reprlib.repr(model)}; {wanted}")
+    if config.revision is not None:
+        name = "" if loaded else os.fspath(model)
+        local = not name or name == "sprout" or name.startswith("ollama:") or os.path.exists(os.path.expanduser(name))
+        if local:
+            what = repr(name) if name else "a loaded model"
+            raise ConfigError(f"revision is {config.revision!r}, but {what} has none; leave revision out")

@@ -101,6 +101,7 @@ def test_one_stop_string_is_a_list_of_one() -> None:
         (EngineConfig.from_options, {"max_num_seqs": 8}, "unknown runtime option 'max_num_seqs'; use max_batch"),
         (EngineConfig.from_options, {"device_map": {"": 0}}, "device is {'': 0}; all layers lie on one device"),
         (EngineConfig.from_options, {"device_map": "cpu", "device": "cpu"}, "device_map and device were both given"),
+        (EngineConfig, {"revision": 3}, "revision is 3; it must be a branch, a tag or a commit"),
         (CacheConfig, {"max_token": 1}, "unknown option of CacheConfig 'max_token'; did you mean 'max_tokens'"),
         (SchedulerConfig, {"polcy": "lpm"}, "did you mean 'policy'"),
         (SamplingParams.from_options, {"max_new_tokens": 1}, "'max_new_tokens'; use max_tokens"),

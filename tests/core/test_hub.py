@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from graftlm.core import hub
-from graftlm.core.errors import ModelError
+from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.runtime import Runtime
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import byte_tokenizer, tiny_model
@@ -119,6 +119,11 @@ def run(code: str, home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
 
 
+def test_a_revision_of_local_files_is_refused() -> None:
+    with pytest.raises(ConfigError, match="revision is 'v1', but 'sprout' has none; leave revision out"):
+        Runtime("sprout", revision="v1")
+
+
 def test_a_model_in_the_cache_is_loaded_without_asking_for_each_file(tmp_path: Path) -> None:
     repository, commit = tmp_path / "hub/models--someone--tiny", "0123456789abcdef0123456789abcdef01234567"
     snapshot = repository / "snapshots" / commit
@@ -126,10 +131,17 @@ def test_a_model_in_the_cache_is_loaded_without_asking_for_each_file(tmp_path: P
     byte_tokenizer().save_pretrained(snapshot)
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text(commit)
+    (repository / "refs/v1").write_text(commit)
     code = """
 import graftlm as gl
 with gl.Runtime("someone/tiny", device="cpu") as runtime:
     print(runtime.generate([5, 6, 7], max_tokens=5, temperature=0, ignore_eos=True).token_ids)
+with gl.Runtime("someone/tiny", device="cpu", revision="v1") as runtime:
+    assert runtime.model_name == "someone/tiny" and runtime.load()
+try:
+    gl.Runtime("someone/tiny", device="cpu", revision="v2").load()
+except gl.ModelError as error:
+    assert "at revision 'v2'" in str(error), error
 """
     found = run(code, tmp_path)
     assert found.returncode == 0, found.stderr[-2000:]
@@ -142,7 +154,7 @@ with gl.Runtime("someone/tiny", device="cpu") as runtime:
 def test_a_model_that_is_not_there_is_an_error_that_names_the_hub(tmp_path: Path) -> None:
     code = """
 import graftlm as gl
-from graftlm.core.errors import ModelError
+from graftlm.core.errors import ConfigError, ModelError
 try:
     gl.Runtime("someone/tiny", device="cpu").load()
 except ModelError as error:
