@@ -1,0 +1,457 @@
+"""load_image: a path, bytes, a data URL or an object to one RGB picture, within limits.
+
+The header is checked before a pixel is decoded, and only decoders of five formats run. Pillow's own limits belong to
+the whole process; they are neither used nor changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import stat
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+import numpy as np
+
+from graftlm.core.errors import ConfigError, shortened
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+FORMATS: Mapping[str, str] = {
+    "PNG": "image/png",
+    "JPEG": "image/jpeg",
+    "WEBP": "image/webp",
+    "GIF": "image/gif",
+    "BMP": "image/bmp",
+}
+"""Formats that are decoded, with their MIME types. Other decoders of Pillow are never run on a caller's bytes."""
+
+_READ = ", ".join(FORMATS)
+_MOST_SEGMENTS = 4096  # of a JPEG's header, and stray bytes between them
+_MOST_SCANS = 64  # of a JPEG; progressive files have about ten, and each costs a pass over all pixels
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Limits of the pictures and videos of one request. Values above a limit raise ConfigError.
+
+    max_image_bytes   encoded bytes of a picture
+    max_image_pixels  width times height of a picture, read from its header before it is decoded
+    max_images        pictures in a request
+    max_videos        videos in a request
+    max_video_bytes   encoded bytes of a video
+    max_video_pixels  pixels of all sampled frames of a video
+    max_frames        sampled frames of a video
+    max_video_s       seconds that a video lasts
+    fetch_s           seconds until a URL's bytes have arrived
+    """
+
+    max_image_bytes: int = 20_000_000
+    max_image_pixels: int = 1 << 25
+    max_images: int = 64
+    max_videos: int = 8
+    max_video_bytes: int = 200_000_000
+    max_video_pixels: int = 1 << 28
+    max_frames: int = 768
+    max_video_s: float = 3600.0
+    fetch_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, whole = getattr(self, each.name), isinstance(each.default, int)
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not value > 0:
+                kind = "a whole number above 0" if whole else "a number above 0"
+                raise ConfigError(f"{each.name} is {value!r}; it must be {kind}")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedImage:
+    """A decoded picture.
+
+    picture    the pixels, a Pillow image of mode RGB, upright
+    encoded    the file's bytes; None for a picture that came as pixels
+    mime_type  the file's type by its first bytes; "image/png" for pixels
+    """
+
+    picture: Image
+    encoded: bytes | None
+    mime_type: str
+
+
+def load_image(source: Any, *, limits: MediaLimits | None = None, allow_urls: bool = False) -> LoadedImage:
+    """Decode a picture.
+
+    source      a path (`str`, `Path`, `file://`), bytes, a data URL, a Pillow image, a LoadedImage, or pixels as a
+                numpy array or a torch tensor: [height, width], [height, width, channels] or [channels, height, width]
+                of 1, 3 or 4 channels, as uint8, as uint16, or as floats in 0 to 1
+    allow_urls  whether an https URL of a public address is fetched
+
+    Files are turned upright by their EXIF orientation; a Pillow image is taken as it is. Alpha is dropped, 16 bits
+    become 8, and an animation gives its first frame, all as transformers does.
+
+    Raises: ConfigError that names the limit or the fault; it never repeats the picture's bytes.
+    """
+    limits = limits or MediaLimits()
+    content = read_image(source, limits=limits, allow_urls=allow_urls)
+    if isinstance(content, LoadedImage):
+        return content
+    if isinstance(content, bytes):
+        return decode_image(content, limits)
+    try:
+        return LoadedImage(_to_rgb(content, limits), None, FORMATS["PNG"])
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the picture's pixels cannot be read: {_reason(error)}; convert it to RGB") from error
+
+
+def read_image(
+    source: Any, *, limits: MediaLimits | None = None, allow_urls: bool = False
+) -> bytes | Image | LoadedImage:
+    """Return a picture's encoded bytes without decoding them, or a Pillow image if it came as pixels.
+
+    The arguments and errors are those of `load_image`. The bytes are at most `max_image_bytes` long.
+    """
+    limits = limits or MediaLimits()
+    if isinstance(source, LoadedImage):
+        return source
+    content = read_source(source, "picture", limits.max_image_bytes, limits, allow_urls)
+    if content is not None:
+        return content
+    if _is_pillow(source):
+        return source  # type: ignore[no-any-return]
+    if hasattr(source, "__array__") or hasattr(source, "detach"):
+        pixels = as_array(source)
+        _check_size(*_sides(pixels), limits)
+        image: Image = import_pillow().fromarray(_as_bytes(pixels))
+        return image
+    raise ConfigError(
+        f"a picture is a {type(source).__name__}; give a path, bytes, a data URL, a Pillow image, an array or a tensor"
+    )
+
+
+def decode_image(encoded: bytes, limits: MediaLimits | None = None) -> LoadedImage:
+    """Decode the bytes of a picture file. Raises ConfigError as `load_image`."""
+    limits = limits or MediaLimits()
+    check_bytes(len(encoded), "picture", limits.max_image_bytes, "max_image_bytes")
+    mime_type = media_type(encoded)
+    name = next((key for key, value in FORMATS.items() if value == mime_type), None)
+    if mime_type is None or name is None:
+        found = f"{mime_type}, which is not" if mime_type else f"{len(encoded):,} bytes that are no picture"
+        raise ConfigError(f"the picture is {found} read here; send {_READ}")
+    _check_size(*_header_size(encoded, name), limits)
+    scans = encoded.count(b"\xff\xda") if name == "JPEG" else 0
+    if scans > _MOST_SCANS:
+        raise ConfigError(f"the picture is a JPEG of {scans} scans; the limit is {_MOST_SCANS}: save it again")
+    pillow = import_pillow()
+    try:
+        picture = pillow.open(io.BytesIO(encoded), formats=(name,))
+        width, height = picture.size
+        _check_size(width, height, limits)
+        return LoadedImage(_to_rgb(_upright(picture), limits), encoded, mime_type)
+    except ConfigError:
+        raise
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        remedy = "make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS as well"
+        raise ConfigError(f"the picture exceeds Pillow's own limit: {_reason(error)}; {remedy}") from error
+    except Exception as error:  # decoders raise errors of a dozen types for broken files
+        raise ConfigError(
+            f"the picture is a broken {name} of {len(encoded):,} bytes: {_reason(error)}; send the whole file"
+        ) from error
+
+
+def media_type(encoded: bytes) -> str | None:
+    """Return the MIME type of a picture or a video by its first bytes; None for an unknown kind."""
+    head = encoded[:16]
+    for magic, mime_type in _MAGIC:
+        if head.startswith(magic):
+            return mime_type
+    if head[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"AVI ": "video/x-msvideo"}.get(head[8:12])
+    if head[4:8] == b"ftyp":
+        brand = head[8:12]
+        if brand in (b"avif", b"avis"):
+            return "image/avif"
+        return "image/heic" if brand in (b"heic", b"heix", b"mif1", b"msf1") else "video/mp4"
+    return None
+
+
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"BM", "image/bmp"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
+    (b"\x1aE\xdf\xa3", "video/webm"),
+)
+
+
+# -- sources to bytes ----------------------------------------------------------------------------------------------
+
+
+def read_source(source: Any, kind: str, limit: int, limits: MediaLimits, allow_urls: bool) -> bytes | None:
+    """Return the bytes that a path, a URL, a data URL or a buffer holds; None for another object.
+
+    kind   "picture" or "video", for messages
+    limit  most bytes
+    """
+    name = "max_image_bytes" if kind == "picture" else "max_video_bytes"
+    if isinstance(source, bytes | bytearray | memoryview):
+        check_bytes(memoryview(source).nbytes, kind, limit, name)
+        return bytes(source)
+    if isinstance(source, str):
+        if source[:5].lower() == "data:":
+            return data_of_url(source, kind, limit, name)
+        if is_url(source):
+            if not allow_urls:
+                raise ConfigError(
+                    f"the {kind} is the URL {shortened(source)}, and none is fetched; give its bytes or a path, or "
+                    "allow_urls=True"
+                )
+            from graftlm.core.media.access import fetch
+
+            return fetch(source, max_bytes=limit, seconds=limits.fetch_s)
+        if source[:7].lower() == "file://":
+            source = unquote(urlsplit(source).path)
+    if isinstance(source, str | os.PathLike):
+        return read_file(source, kind, limit, name)
+    return None
+
+
+def is_url(source: str) -> bool:
+    """Return True for an address on a network."""
+    return source[:8].lower().startswith(("http://", "https://"))
+
+
+def data_of_url(url: str, kind: str, limit: int, name: str = "max_image_bytes") -> bytes:
+    """Decode a data URL. Raises ConfigError for broken base64 and above `limit` bytes."""
+    header, comma, data = url.partition(",")
+    if not comma:
+        raise ConfigError(f"the {kind} is a data URL without a comma; write data:image/png;base64,...")
+    if not header.lower().endswith(";base64"):
+        check_bytes(len(data) // 3, kind, limit, name)
+        return unquote_to_bytes(data)
+    return data_of_base64(data, kind, limit, name)
+
+
+def data_of_base64(data: str | bytes, kind: str, limit: int, name: str = "max_image_bytes") -> bytes:
+    """Decode base64 text, of either alphabet, with line breaks and without padding as well."""
+    check_bytes(len(data) * 3 // 4 - 2, kind, limit, name)
+    try:
+        plain = data.encode("ascii") if isinstance(data, str) else bytes(data)
+        plain = plain.translate(_ALPHABET, b"\r\n\t =")
+        return base64.b64decode(plain + b"=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ConfigError(f"the {kind} is broken base64 of {len(data):,} characters: {_reason(error)}") from error
+
+
+_ALPHABET = bytes.maketrans(b"-_", b"+/")
+
+
+def read_file(path: str | os.PathLike[str], kind: str, limit: int, name: str) -> bytes:
+    """Read a regular file. Raises ConfigError for another kind of file and above `limit` bytes."""
+    shown = shortened(os.fspath(path))
+    try:
+        with open(Path(path).expanduser(), "rb", opener=_open_without_waiting) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"the {kind} {shown} is no regular file; give a path to a file, or bytes")
+            check_bytes(found.st_size, kind, limit, name)
+            return file.read(limit + 1)[:limit]
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        what = (
+            "is no file" if isinstance(error, FileNotFoundError | ValueError) else f"cannot be read ({_reason(error)})"
+        )
+        raise ConfigError(f"the {kind} {shown} {what}; give a path, bytes or a data URL") from error
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for its writer
+
+
+def check_bytes(count: int, kind: str, limit: int, name: str) -> None:
+    """Raise ConfigError unless a picture or a video has 1 to `limit` bytes."""
+    if count > limit:
+        raise ConfigError(f"the {kind} has {count:,} bytes; the limit is {limit:,}: make it smaller or raise {name}")
+    if count == 0:
+        raise ConfigError(f"the {kind} is empty; give the bytes of a file")
+
+
+# -- headers -------------------------------------------------------------------------------------------------------
+
+
+def _header_size(encoded: bytes, name: str) -> tuple[int, int]:
+    """Return width and height as the header states them. Raises ConfigError for a header that is cut off."""
+    try:
+        if name == "PNG":
+            if encoded[12:16] != b"IHDR":
+                raise IndexError
+            width, height = struct.unpack_from(">II", encoded, 16)
+        elif name == "GIF":
+            width, height = struct.unpack_from("<HH", encoded, 6)
+        elif name == "BMP":
+            old = struct.unpack_from("<I", encoded, 14)[0] == 12
+            width, height = struct.unpack_from("<HH" if old else "<ii", encoded, 18)
+        elif name == "WEBP":
+            width, height = _webp_size(encoded)
+        else:
+            width, height = _jpeg_size(encoded)
+    except (struct.error, IndexError):
+        raise ConfigError(
+            f"the picture is a broken {name} of {len(encoded):,} bytes: its header is damaged; send the whole file"
+        ) from None
+    return int(width), abs(int(height))
+
+
+def _webp_size(encoded: bytes) -> tuple[int, int]:
+    chunk = encoded[12:16]
+    if chunk == b"VP8X":
+        return 1 + int.from_bytes(encoded[24:27], "little"), 1 + int.from_bytes(encoded[27:30], "little")
+    if chunk == b"VP8L":
+        (bits,) = struct.unpack_from("<I", encoded, 21)
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    width, height = struct.unpack_from("<HH", encoded, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _jpeg_size(encoded: bytes) -> tuple[int, int]:
+    """Follow the segments to the frame header. Raises IndexError if there is none."""
+    at = 2
+    for _ in range(_MOST_SEGMENTS):
+        marker = encoded[at + 1]
+        if encoded[at] != 0xFF or marker == 0xFF:  # bytes between segments
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", encoded, at + 5)
+            return width, height
+        elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
+            at += 2
+        else:
+            at += 2 + max(struct.unpack_from(">H", encoded, at + 2)[0], 2)
+    raise IndexError(at)
+
+
+def _check_size(width: int, height: int, limits: MediaLimits) -> None:
+    if width < 1 or height < 1:
+        raise ConfigError(f"the picture is {width}x{height}; it must have at least one pixel")
+    if width * height > limits.max_image_pixels:
+        raise ConfigError(
+            f"the picture is {width}x{height}, {width * height:,} pixels; the limit is {limits.max_image_pixels:,}: "
+            "make it smaller or raise max_image_pixels"
+        )
+
+
+# -- pixels --------------------------------------------------------------------------------------------------------
+
+
+def import_pillow() -> Any:
+    """Return Pillow's module `PIL.Image`. Raises ConfigError if Pillow is not installed."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError("pictures are read with Pillow, which is not installed; pip install pillow") from error
+    return Image
+
+
+def _is_pillow(source: Any) -> bool:
+    module = sys.modules.get("PIL.Image")  # an object of a module that was never imported does not exist
+    return module is not None and isinstance(source, module.Image)
+
+
+def _upright(picture: Image) -> Image:
+    from PIL import ImageOps
+
+    ImageOps.exif_transpose(picture, in_place=True)
+    return picture
+
+
+def _to_rgb(picture: Image, limits: MediaLimits) -> Image:
+    """Return a picture of any mode as RGB, as transformers does; of 16 bits, the upper eight."""
+    _check_size(*picture.size, limits)
+    if picture.mode == "RGB":
+        picture.load()
+        return picture
+    if picture.mode.startswith("I"):
+        values = np.asarray(picture)
+        wide = picture.mode != "I" or values.max() > 255
+        grey: Image = import_pillow().fromarray(_narrowed(values) if wide else values.astype(np.uint8))
+        return grey.convert("RGB")
+    if picture.mode in ("P", "RGBa", "La") or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert("RGB")
+
+
+def _narrowed(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return 16-bit values as 8-bit values, rounded."""
+    return ((values.clip(0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
+
+
+def as_array(source: Any) -> NDArray[Any]:
+    """Return a numpy array or a tensor of any device as an array."""
+    if hasattr(source, "detach"):  # a torch tensor
+        source = source.detach().cpu()
+        source = (source.float() if source.dtype.is_floating_point else source).numpy()
+    array = np.asarray(source)
+    if array.dtype.kind not in "uif":
+        raise ConfigError(f"the pixels are of dtype {array.dtype}; give uint8, uint16, or floats in 0 to 1")
+    return array
+
+
+def _sides(pixels: NDArray[Any]) -> tuple[int, int]:
+    """Return width and height of [height, width], [height, width, channels] or [channels, height, width]."""
+    if pixels.ndim == 2:
+        return pixels.shape[1], pixels.shape[0]
+    if pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4):
+        return pixels.shape[1], pixels.shape[0]
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3, 4):
+        return pixels.shape[2], pixels.shape[1]
+    raise ConfigError(
+        f"the picture's pixels have the shape {list(pixels.shape)}; give [height, width, channels], [channels, height, "
+        "width] or [height, width], with 1, 3 or 4 channels"
+    )
+
+
+def _as_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return pixels as uint8 [height, width] or [height, width, channels of RGB or RGBA]."""
+    if pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4):
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    return np.ascontiguousarray(to_uint8(pixels))
+
+
+def to_uint8(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return pixels of any dtype as uint8. Raises ConfigError for values out of range and NaN."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype == np.uint16:
+        return _narrowed(pixels)
+    most = 1 if pixels.dtype.kind == "f" else 255
+    low, high = pixels.min(), pixels.max()
+    if not (low >= 0 and high <= most):  # NaN is neither
+        raise ConfigError(f"the pixels of dtype {pixels.dtype} lie in {low} to {high}; they must lie in 0 to {most}")
+    return (pixels * 255 + 0.5).astype(np.uint8) if most == 1 else pixels.astype(np.uint8)
+
+
+def _reason(error: BaseException) -> str:
+    """Return a decoder's message on one line, shortened; it may hold an object's address or a file's bytes."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "<_io." in text:  # Pillow names the buffer
+        text = "its header cannot be read"
+    return text if len(text) <= 120 else f"{text[:120]}..."
