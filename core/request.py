@@ -162,6 +162,21 @@ class Chunk:
     """As in `Completion`, with the last chunk; () in the chunks before it."""
 
 
+@dataclass(eq=False)
+class Begun:
+    """The delivered part of an answer whose engine has died: another engine continues it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk that is delivered."""
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs or ()
+        self.finish_reason = chunk.finish_reason
+
+
 @dataclass(frozen=True)
 class Score:
     """Log-probabilities (natural log) of given tokens."""
@@ -196,6 +211,7 @@ class Request:
                beside them, such as tool_choice.
     thinking   the markers of the model's thinking: a constraint begins behind it. None: at the first token.
     thinking_budget  limit of thinking tokens; the end marker is then forced. None for no limit.
+    begun      the delivered part of each of the n answers, which the engine continues; () for a new request.
     """
 
     prompt: Any
@@ -212,6 +228,7 @@ class Request:
     tool_fields: dict[str, Any] = field(default_factory=dict)
     thinking: ThinkingFormat | None = None
     thinking_budget: int | None = None
+    begun: tuple[Begun, ...] = ()
     id: int = field(default_factory=lambda: next(_request_ids))
 
 

@@ -17,7 +17,7 @@ from graftlm.core.cluster.replica import Event, Key
 from graftlm.core.cluster.router import Router
 from graftlm.core.errors import EngineError, ModelError, RequestCancelled, RequestTimeout
 from graftlm.core.metrics import Counters, Stats
-from graftlm.core.request import Chunk, Completion, OpenRequest, Request, Submission
+from graftlm.core.request import Begun, Chunk, Completion, OpenRequest, Request, Submission
 
 ATTEMPTS = 2
 """Replicas that try a request: a request that ends two replicas is assumed to be the cause."""
@@ -34,45 +34,55 @@ DEFAULT_STEP_TOKENS = 2048
 log = logging.getLogger("graftlm.engine")
 
 
-@dataclass
-class _Written:
-    """Delivered text and tokens of one of n answers, and the lengths that the current attempt has repeated."""
-
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    num_text: int = 0
-    num_ids: int = 0
-
-
 class Delivery:
-    """A filter of a repeated answer's chunks: drops the part that was delivered before."""
+    """The delivered parts of a request's answers, from which another replica continues them."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, _Written] = {}
+        self._answers: dict[int, Begun] = {}
 
-    def again(self) -> None:
-        """Restart the answer."""
-        for written in self._answers.values():
-            written.num_text = written.num_ids = 0
+    def deliver(self, chunk: Chunk) -> bool:
+        """Note a chunk; return False for the end of an answer whose end is delivered already."""
+        begun = self._answers.setdefault(chunk.index, Begun())
+        if begun.finish_reason is not None:
+            return False
+        begun.add(chunk)
+        return True
 
-    def rest(self, chunk: Chunk) -> Chunk | None:
-        """Return the new part of a chunk, or None; raise EngineError if the answer differs from the first attempt's."""
-        written = self._answers.setdefault(chunk.index, _Written())
-        known_ids, known_text = written.ids[written.num_ids :], written.text[written.num_text :]
-        num_ids, num_text = min(len(known_ids), len(chunk.token_ids)), min(len(known_text), len(chunk.text))
-        if chunk.token_ids[:num_ids] != known_ids[:num_ids] or chunk.text[:num_text] != known_text[:num_text]:
-            raise EngineError(
-                "a replica died within this stream, and the answer of the next one differs from what was delivered"
-            )
-        written.ids += chunk.token_ids[num_ids:]
-        written.text += chunk.text[num_text:]
-        written.num_ids += len(chunk.token_ids)
-        written.num_text += len(chunk.text)
-        if not num_ids and not num_text:
-            return chunk
-        logprobs = None if chunk.logprobs is None else chunk.logprobs[num_ids:]
-        new = replace(chunk, text=chunk.text[num_text:], token_ids=chunk.token_ids[num_ids:], logprobs=logprobs)
-        return new if new.text or new.finish_reason is not None else None
+    def begun(self, num_answers: int) -> tuple[Begun, ...]:
+        """Return the parts in the order of the answers; () if nothing is delivered."""
+        return tuple(self._answers.get(i) or Begun() for i in range(num_answers)) if self._answers else ()
+
+
+class Tally:
+    """The counters of all replicas since the last reset, those of dead ones too: no sum is below an earlier one.
+
+    Thread-safe. A dead replica counts as when its counters were last read.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[int, Stats] = {}
+
+    def read(self, number: int, stats: Stats) -> None:
+        """Note the counters of a replica, unless a later reading has come first."""
+        with self._lock:
+            last = self._last.get(number)
+            if last is None or stats.steps >= last.steps:
+                self._last[number] = stats
+
+    def add_to(self, total: Stats) -> None:
+        """Add the counters of all replicas; `largest_batch` is the maximum."""
+        with self._lock:
+            readings = list(self._last.values())
+        for stats in readings:
+            largest = max(total.largest_batch, stats.largest_batch)
+            for each in fields(Counters):
+                setattr(total, each.name, getattr(total, each.name) + getattr(stats, each.name))
+            total.largest_batch = largest
+
+    def reset(self) -> None:
+        with self._lock:
+            self._last.clear()
 
 
 class Member(Protocol):
@@ -121,8 +131,8 @@ class Open:
 class ReplicaEngine:
     """`graftlm.core.engine_protocol.Engine` over the replicas of a cluster.
 
-    A request is a pure function of its prompt, its parameters and its seed, which this engine sets. So a request whose
-    replica dies runs again on another one, and its stream continues after the delivered part.
+    A request whose replica dies runs on another one. An answer that is partly delivered continues from its prompt and
+    the delivered tokens, under the seed that this engine sets; replicas that round differently continue it as well.
     """
 
     def __init__(
@@ -142,6 +152,7 @@ class ReplicaEngine:
         self._wake = wake
         self._finished = finished
         self._seeds = random.Random(seed)
+        self._tally = Tally()
         self._router = Router(slack=2 * tokens)
         self._most_open = 4 * tokens  # prompt tokens per replica; further requests wait unrouted
         self._open: dict[int, Open] = {}
@@ -209,19 +220,18 @@ class ReplicaEngine:
             self._end(one, error)
 
     def stats(self) -> Stats:
-        """Return the sum over the live replicas; `largest_batch` is the maximum over them."""
+        """Return the sum over the replicas: counters of all, slots and sequences of the live ones."""
         total, now = Stats(), time.monotonic()
-        for member in list(self.members.values()):
+        for number, member in list(self.members.items()):
             try:
                 stats = member.stats()
             except Exception:
                 continue  # the replica has died; its listener reports that
-            for each in fields(Counters):
-                setattr(total, each.name, getattr(total, each.name) + getattr(stats, each.name))
+            self._tally.read(number, stats)
             for name in ("slots_total", "slots_free", "slots_cached", "slots_in_use", "running", "waiting"):
                 setattr(total, name, getattr(total, name) + getattr(stats, name))
-            total.largest_batch = max(total.largest_batch - stats.largest_batch, stats.largest_batch)
             total.weights, total.kv = stats.weights, stats.kv
+        self._tally.add_to(total)
         total.waiting += len(self._queue)
         total.replicas, total.restarts = len(self.members), self.restarts
         total.open = [
@@ -233,6 +243,7 @@ class ReplicaEngine:
     def reset_stats(self) -> None:
         for member in self.members.values():
             member.call("reset_stats")
+        self._tally.reset()
 
     def clear_cache(self) -> None:
         self._router.forget_prefixes()
@@ -326,7 +337,7 @@ class ReplicaEngine:
                 self._end(one, _caused(f"the request ended {ATTEMPTS} replicas", self._cause))
                 continue
             one.attempt += 1
-            one.delivery.again()
+            one.request = replace(one.request, begun=one.delivery.begun(one.request.sampling.n))
             self._queue.appendleft(one)
         if not self._closed and self._in_vain < RESTARTS * self._num_replicas:
             self._next, self._starting = self._next + 1, self._starting + 1
@@ -386,14 +397,9 @@ class ReplicaEngine:
         if one is None or one.attempt != attempt or event.value is None:
             return  # it was cancelled, or runs on another replica
         if isinstance(event.value, Chunk):
-            try:
-                chunk = one.delivery.rest(event.value)
-            except EngineError as error:
-                self._end(one, error)
-                return
-            if chunk is not None:
+            if one.delivery.deliver(event.value):
                 try:
-                    one.submission.listener.on_chunk(chunk)
+                    one.submission.listener.on_chunk(event.value)
                 except BaseException as error:
                     self._drop(one, error)
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from graftlm.core.errors import ConfigError, EngineError, GrammarError
 from graftlm.core.grammar.matcher import NO_ENDING, ends_within
-from graftlm.core.request import Chunk, Completion, FinishReason, Timing, TokenLogprob, Usage
+from graftlm.core.request import Begun, Chunk, Completion, FinishReason, Timing, TokenLogprob, Usage
 from graftlm.core.scheduling.stop_strings import StopMatcher
 from graftlm.core.sequence import Output, Progress, Sequence
 from graftlm.core.text.detokenizer import MAX_UNFINISHED
@@ -79,6 +79,30 @@ class OutputWriter:
                 self._close(sequence)
                 return
         self._push(sequence, token_id, sampled)
+        if matcher is not None:
+            self._go_on(sequence, matcher)
+
+    def replay(self, sequence: Sequence, begun: Begun) -> None:
+        """Append the delivered part of an answer that another engine began, and all that the grammar forces after it.
+
+        Its text depends on its tokens alone, so the next chunk begins where the last delivered one ended.
+        """
+        self.begin(sequence)
+        output, matcher = sequence.output, sequence.output.matcher
+        for token_id in begun.token_ids:
+            if output.finish_reason is not None:
+                break
+            if matcher is not None and token_id not in self.tokenizer.eos_token_ids and not matcher.advance([token_id]):
+                raise EngineError(f"token {token_id} was delivered by a replica that has died, and is not allowed here")
+            self._push(sequence, token_id, None)
+        if output.finish_reason is None:
+            if begun.finish_reason is not None:
+                self._finish(sequence, begun.finish_reason)
+            else:
+                self.spell(sequence)
+        if sequence.sampling.logprobs:
+            output.logprobs[:] = begun.logprobs
+        output.num_streamed, output.num_streamed_tokens = len(output.text), sequence.num_generated
         if matcher is not None:
             self._go_on(sequence, matcher)
 

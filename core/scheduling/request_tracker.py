@@ -96,12 +96,17 @@ class RequestTracker:
             self._unopened[group.id] = sequence
             sequence.grammar.add_done_callback(partial(self._note_compiled, group.id))
         self.scheduler.add([sequence])
+        if group.request.begun and sequence.grammar is None:
+            self._continue(sequence)
 
     def open_grammars(self) -> None:
         """Append what compiled grammars force at the start, so that it runs with the prompt."""
         while self._compiled:
             sequence = self._unopened.pop(self._compiled.popleft(), None)
             if sequence is None:  # its request has ended
+                continue
+            if sequence.request.begun:
+                self._continue(sequence)
                 continue
             try:
                 self.writer.open(sequence)
@@ -124,6 +129,26 @@ class RequestTracker:
             self._emit(member)
             if group.done:
                 return  # all have ended, or one failed and the request with it
+
+    def _continue(self, sequence: Sequence) -> None:
+        """Continue the answers of a request that another engine began: all n of them are sequences already."""
+        group = sequence.group
+        assert group is not None
+        try:
+            self.writer.begin(sequence)
+            siblings = [self.writer.fork(sequence, i) for i in range(1, sequence.sampling.n)]
+            group.sequences.extend(siblings)
+            self.scheduler.add(siblings)
+            for member, begun in zip(group.sequences, group.request.begun, strict=True):
+                self.writer.replay(member, begun)
+                member.counted = len(begun.token_ids), 0  # the engine that has died counted them
+        except BaseException as error:
+            self.fail(sequence, failure_of(error))
+            return
+        for member in list(group.sequences):
+            self._emit(member)
+            if group.done:
+                return
 
     def _note_compiled(self, group_id: int, _: Future[Grammar]) -> None:
         """From any thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from graftlm.core.cluster.engine import RESTARTS, ReplicaEngine
 from graftlm.core.cluster.replica import Event, Key, Replica
 from graftlm.core.errors import EngineError, ModelError
 from graftlm.core.metrics import Stats
-from graftlm.core.request import Request
+from graftlm.core.request import Begun, Chunk, Request
 from graftlm.plugins import manager
 from graftlm.plugins.hookspecs import Register, hookimpl
 from tests.models import byte_tokenizer, tiny_model
@@ -31,7 +32,7 @@ GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True
 class LoopMember:
     """A replica on an event loop of its own. What passes is pickled, as between processes."""
 
-    def __init__(self, heard: Callable[[list[Event] | BaseException], None]) -> None:
+    def __init__(self, heard: Callable[[list[Event] | BaseException], None], seed: int = 0) -> None:
         self._heard = heard
         self.dead = self.deadly = False
         self._posting = threading.Lock()
@@ -42,7 +43,7 @@ class LoopMember:
 
         async def make() -> Replica:
             options = {"tokenizer": byte_tokenizer(), "dtype": "float32"}
-            return Replica(tiny_model(max_position_embeddings=4096), options)  # type: ignore[arg-type]
+            return Replica(tiny_model(seed=seed, max_position_embeddings=4096), options)  # type: ignore[arg-type]
 
         self.replica = self._post(make()).result()
 
@@ -113,6 +114,7 @@ class LoopCluster:
     """`facts_of` may change what a replica tells of itself, or raise; `restarts` allows replicas after the first.
 
     deadly  whatever reaches a replica ends it
+    alike   False gives each replica other weights, as rounding that differs gives other tokens
     """
 
     def __init__(self, num: int, facts_of: Callable[[int, dict[str, str]], dict[str, str]] = lambda i, facts: facts):
@@ -120,6 +122,7 @@ class LoopCluster:
         self.num = num
         self.restarts = True
         self.deadly = False
+        self.alike = True
         self.closed = False
         self._facts_of = facts_of
         self._lock = threading.Lock()
@@ -129,7 +132,7 @@ class LoopCluster:
             number = len(self.members)
             if self.closed or (number >= self.num and not self.restarts):
                 raise EngineError("no room for another replica")
-            member = LoopMember(heard)
+            member = LoopMember(heard, 0 if self.alike else number)
             member.deadly = self.deadly
             self.members.append(member)
             if self.closed:
@@ -218,6 +221,66 @@ def test_a_stream_survives_the_death_of_its_replica_without_a_gap_or_a_repeat(ch
     assert [i for chunk in read for i in chunk.token_ids] == expected.token_ids
     assert "".join(chunk.text for chunk in read) == expected.text
     assert read[-1].usage is not None
+
+
+def test_replicas_that_round_differently_continue_each_others_streams() -> None:
+    cluster = LoopCluster(2)
+    cluster.alike = False
+    plain: dict[str, Any] = {"max_tokens": 40, "temperature": 0.8, "seed": 5}
+    rich = gl.SamplingParams(logprobs=True, top_logprobs=2, n=2, ignore_eos=True, **plain)
+    kinds = [rich, gl.SamplingParams(regex="[a-z]{36}END", **plain), gl.SamplingParams(ignore_eos=True, **plain)]
+    with replicas(cluster) as runtime:
+        runtime.load()
+        chunks: list[list[Chunk]] = [[] for _ in range(12)]
+        requests = [
+            Request(PROMPTS[i], kinds[i % 3], stream=True, on_chunk=chunks[i].append) for i in range(len(chunks))
+        ]
+        futures = runtime.submit_many(requests)
+        until(lambda: all(len(each) >= 4 for each in chunks))
+        before = runtime.stats().completion_tokens
+        cluster.members[0].die()
+        assert runtime.stats().completion_tokens >= before  # a counter never decreases
+        done = [future.result(60) for future in futures]
+        assert runtime.stats().completion_tokens >= before
+    for i, answer in enumerate(done):
+        for index, one in enumerate(answer.completions or [answer]):
+            own = [chunk for chunk in chunks[i] if chunk.index == index]
+            assert [token for chunk in own for token in chunk.token_ids] == one.token_ids
+            assert "".join(chunk.text for chunk in own) == one.text
+            assert [chunk.finish_reason for chunk in own if chunk.finish_reason] == [one.finish_reason]
+            if kinds[i % 3].logprobs:
+                assert [token for chunk in own for token in chunk.logprobs or ()] == one.logprobs
+            if kinds[i % 3].regex:
+                assert re.fullmatch("[a-z]{36}END", one.text)
+            else:
+                assert len(one.token_ids) == 40
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", None])
+def test_an_answer_continues_from_any_of_its_tokens(reason: Any) -> None:
+    """The ends of answers too: a stop string, an end of the budget, one that is delivered before the death."""
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": 0.8, "seed": 4, "ignore_eos": True}
+    with alone() as one:
+        free = one.generate(PROMPTS[0], **options)
+        if reason == "stop":
+            options["stop"] = [free.text[8:10]]
+        expected = one.generate(PROMPTS[0], **options)
+        for cut in (1, len(expected.token_ids) - 1, len(expected.token_ids)):
+            begun = Begun(expected.token_ids[:cut])
+            if reason and cut == len(expected.token_ids):
+                begun.finish_reason = expected.finish_reason
+            chunks: list[Chunk] = []
+            request = Request(
+                PROMPTS[0],
+                gl.SamplingParams.from_options(**options),
+                stream=True,
+                on_chunk=chunks.append,
+                begun=(begun,),
+            )
+            found = one.submit(request).result(60)
+            assert (found.text, found.token_ids) == (expected.text, expected.token_ids)
+            assert (found.finish_reason, found.stop) == (expected.finish_reason, expected.stop)
+            assert [i for chunk in chunks for i in chunk.token_ids] == expected.token_ids[cut:]
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.1])
