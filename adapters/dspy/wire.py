@@ -11,7 +11,7 @@ from typing import Any
 
 from dspy import lm15
 from graftlm.core import errors
-from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall
+from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
 from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import AnswerReader, ParsedAnswer
@@ -153,11 +153,24 @@ def _part(part: Any) -> ContentPart:
             return TextPart(part.text or "")
         case lm15.DataPart():
             return TextPart(json.dumps(part.value, ensure_ascii=False))
-        case lm15.ImagePart(url=str(url)):
-            return ImagePart(url)
-        case lm15.ImagePart(data=str(data)):
-            return ImagePart(f"data:{part.media_type};base64,{data}")
+        case lm15.ImagePart() | lm15.VideoPart():
+            return _media(part)
     raise unsupported(f"a message holds a part of type {part.type!r}, which this model cannot read", part.type)
+
+
+def _media(part: lm15.ImagePart | lm15.VideoPart) -> ImagePart | VideoPart:
+    content = part.url or part.path
+    if part.data is not None:
+        content = f"data:{part.media_type};base64,{part.data}"
+    if content is None:
+        raise unsupported(
+            f"a message names its {part.type} by the file id {part.file_id!r}, which no model here can look up; send "
+            "its bytes",
+            part.type,
+        )
+    if isinstance(part, lm15.VideoPart):
+        return VideoPart(content, mime_type=part.media_type)
+    return ImagePart(content, part.media_type, part.detail)
 
 
 def _assistant(message: lm15.Message) -> Message:

@@ -21,7 +21,7 @@ from langchain_core.messages import (
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 
-from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
+from graftlm.core.chat.messages import ContentPart, Message, TextPart, ToolCall, media_part
 from graftlm.core.chat.tool_parser import ParsedAnswer, ToolDelta
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Completion, TokenLogprob, Usage
@@ -98,22 +98,16 @@ def _parts(block: Any, index: int) -> list[ContentPart]:
     match block:
         case {"type": "text", "text": str(text)}:
             return [TextPart(text)]
-        case {"type": "image_url", "image_url": {"url": url}} | {"type": "image_url", "image_url": str(url)}:
-            return [ImagePart(url)]
-        case {"type": "image", "source": {"data": data}}:
-            return [ImagePart(data)]
-        case {"type": "image"}:
-            return [ImagePart(block.get("base64") or block.get("url") or block.get("data") or block.get("file_id"))]
-        case {"type": "video"}:
-            return [VideoPart(block.get("base64") or block.get("url") or block.get("data") or block.get("file_id"))]
         case {"type": "json", "json": value} | {"type": "json", "value": value}:
             return [TextPart(json.dumps(value, ensure_ascii=False))]
     if kind in _NOT_FOR_THE_MODEL:
         return []
     if kind is None and isinstance(block.get("text"), str):
         return [TextPart(block["text"])]
+    if (media := media_part(block, f"message {index}")) is not None:
+        return [media]
     raise ConfigError(
-        f"message {index} holds a content block of type {kind!r}; this model reads text; remove the block"
+        f"message {index} holds a content block of type {kind!r}; models here read text, images and videos: remove it"
     )
 
 

@@ -75,10 +75,27 @@ def _parts(block: Any, index: int) -> list[ContentPart]:
         case CitationBlock():
             return _parts(block.cited_content, index)
         case ImageBlock():
-            return [ImagePart(block.image or block.path or str(block.url))]
+            return [ImagePart(_media(block, block.image, index), block.image_mimetype, block.detail)]
         case VideoBlock():
-            return [VideoPart(block.video or block.path or str(block.url))]
-    raise ConfigError(f"message {index} holds a {type(block).__name__}; this model reads text; remove the block")
+            if block.fps is not None:
+                raise ConfigError(
+                    f"message {index} asks for a video at {block.fps} frames a second, and models here choose the "
+                    "frames; leave fps out"
+                )
+            return [VideoPart(_media(block, block.video, index), mime_type=block.video_mimetype)]
+    raise ConfigError(
+        f"message {index} holds the block {type(block).__name__}; models here read text, images and videos: remove it"
+    )
+
+
+def _media(block: ImageBlock | VideoBlock, data: Any, index: int) -> Any:
+    """Return the bytes of a block, or its path or URL unread. LlamaIndex holds bytes as base64."""
+    if data is not None:
+        resolved = block.resolve_image() if isinstance(block, ImageBlock) else block.resolve_video()
+        return resolved.read()
+    if block.path is None and block.url is None:
+        raise ConfigError(f"message {index} holds an empty {type(block).__name__}; give its bytes, path or url")
+    return block.path or str(block.url)
 
 
 def _legacy_call(call: Any, index: int) -> ToolCall:

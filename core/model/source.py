@@ -60,6 +60,7 @@ class ModelSource:
 
                 try:
                     self._tokenizer = load_tokenizer(self.model, self.given_tokenizer, self.config)
+                    self._tokenizer.model_name = self.name
                 except GraftError as error:
                     self._failure = error
                     raise

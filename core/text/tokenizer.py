@@ -66,7 +66,10 @@ class Tokenizer:
     """A Hugging Face tokenizer and what the runtime needs beside it.
 
     eos_token_ids  every id that ends an answer: the tokenizer's own and those of the generation config.
+    model_name     the model's name in errors
     """
+
+    model_name = "the model"
 
     def __init__(self, hf: Any, *, eos_token_ids: Iterable[int] = ()) -> None:
         self.hf = hf
@@ -269,7 +272,7 @@ class Tokenizer:
                 "the tokenizer has no chat template, so messages cannot be rendered; "
                 "give the prompt as text, or set tokenizer.chat_template"
             )
-        dicts = to_template_dicts(to_messages(messages))
+        dicts = to_template_dicts(to_messages(messages), model_name=self.model_name)
         try:
             text = render_limit.limited(
                 lambda: self.hf.apply_chat_template(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
-import mimetypes
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from graftlm.core.chat.messages import ImagePart, Message, TextPart, chat_dict, to_messages
 from graftlm.core.errors import ConfigError
+from graftlm.core.media.loading import (
+    LoadedImage,
+    MediaLimits,
+    is_url,
+    load_image,
+    media_type,
+    read_image,
+    read_source,
+)
 from graftlm.core.prompt_input import PromptInput
 
 
@@ -49,7 +56,7 @@ class RemotePrompt:
             raise ConfigError(f"prompt is a {type(prompt).__name__}; give text, token ids or a list of messages")
         if len(prompt) and not isinstance(prompt[0], Mapping | Message):
             return cls(ids=tuple(int(i) for i in prompt))
-        messages = tuple(message_dict(message) for message in to_messages(prompt))
+        messages = tuple(message_dict(message, index) for index, message in enumerate(to_messages(prompt)))
         return cls(messages=messages, tools=tuple(tools or ()), tool_fields=fields or {})
 
     def plus(self, text: str) -> RemotePrompt:
@@ -62,36 +69,76 @@ class RemotePrompt:
 
     @property
     def num_bytes(self) -> int:
-        """The length of all text, for estimates."""
-        said = sum(len(str(message.get("content", "")).encode()) for message in self.messages or ())
+        """The length of all text, for estimates; pictures and videos count _MEDIA_BYTES each."""
+        said = sum(_num_bytes(message.get("content", "")) for message in self.messages or ())
         return said + len(self.text.encode()) + 4 * len(self.ids or ())
 
 
-def message_dict(message: Message) -> dict[str, Any]:
-    """Return a message in the form of the OpenAI API, its media as data URLs and its tool calls' arguments as text."""
-    is_text = isinstance(message.content, str) or all(isinstance(part, TextPart) for part in message.content)
-    content = message.text if is_text else [_part(part) for part in message.content]
+_MEDIA_BYTES = 4 * 765  # a picture of 1,024x1,024 is 765 tokens at OpenAI
+
+
+def _num_bytes(content: Any) -> int:
+    if isinstance(content, list):
+        return sum(_num_bytes(part["text"]) if part.get("type") == "text" else _MEDIA_BYTES for part in content)
+    return len(str(content).encode())
+
+
+def message_dict(message: Message, index: int = 0) -> dict[str, Any]:
+    """Return a message in the form of the OpenAI API, its media as URLs and its tool calls' arguments as text.
+
+    index  the message's number, for errors
+    """
+    where = f"message {index} ({message.role})"
+    content = [_part(part, where) for part in message.content] if message.has_media else message.text
     return chat_dict(message, content, json.dumps)
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     if isinstance(part, ImagePart):
-        return {"type": "image_url", "image_url": {"url": _image_url(part.image)}}
-    raise ConfigError("a message holds a video, which the OpenAI API does not take; give its frames as images")
+        image = {"url": _url(part.image, part.mime_type, "picture", where)}
+        if part.detail is not None:
+            image["detail"] = part.detail
+        return {"type": "image_url", "image_url": image}
+    if part.num_frames is not None:
+        raise ConfigError(
+            f"{where} asks for {part.num_frames} frames of a video, and an endpoint chooses them itself; leave "
+            "num_frames out, or send the frames as images"
+        )
+    return {"type": "video_url", "video_url": {"url": _url(part.video, part.mime_type, "video", where)}}
 
 
-def _image_url(image: Any) -> str:
-    if isinstance(image, str) and image.startswith(("http://", "https://", "data:")):
-        return image
-    if isinstance(image, str | os.PathLike):
-        path = Path(image)
-        if not path.is_file():
-            raise ConfigError(f"the image {os.fspath(path)!r} is no file; give a path, a URL or bytes")
-        kind, data = mimetypes.guess_type(path.name)[0] or "image/png", path.read_bytes()
-    elif isinstance(image, bytes):
-        kind, data = "image/png", image
-    else:
-        raise ConfigError(f"an image is a {type(image).__name__}; for an endpoint give a path, a URL or bytes")
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+def _url(content: Any, mime_type: str | None, kind: str, where: str) -> str:
+    """Return a picture's or a video's URL: as it came, or a data URL of the unchanged bytes with their own type.
+
+    Pixels of a picture become a PNG.
+    """
+    if isinstance(content, str) and (is_url(content) or content[:5].lower() == "data:"):
+        return content
+    try:
+        if kind == "picture":
+            encoded = read_image(content, limits=_LIMITS)
+            data = encoded if isinstance(encoded, bytes) else _png(load_image(encoded, limits=_LIMITS))
+        else:
+            found = read_source(content, kind, _LIMITS.max_video_bytes, _LIMITS, False)
+            if found is None:
+                raise ConfigError("a video for an endpoint is a file; give its path, bytes or URL, or frames as images")
+            data = found
+        found_type = media_type(data) or mime_type
+        if found_type is None:
+            raise ConfigError(f"the {kind} is {len(data):,} bytes of an unknown type; state its mime_type")
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return f"data:{found_type};base64,{base64.b64encode(data).decode()}"
+
+
+_LIMITS = MediaLimits()
+
+
+def _png(image: LoadedImage) -> bytes:
+    if image.encoded is not None:
+        return image.encoded
+    file = io.BytesIO()
+    image.picture.save(file, "PNG")
+    return file.getvalue()

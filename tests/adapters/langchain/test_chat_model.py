@@ -272,7 +272,7 @@ def test_an_image_for_a_text_model_raises_and_says_so(llm: ChatGraftLM) -> None:
 
 
 def test_an_audio_block_raises_and_names_its_message(llm: ChatGraftLM) -> None:
-    with pytest.raises(ModelInvalidRequestError, match="message 1 holds a content block of type 'audio'"):
+    with pytest.raises(ModelInvalidRequestError, match="message 1 holds a part of type 'audio'; models here read text"):
         llm.invoke([HumanMessage("x"), HumanMessage([{"type": "audio", "base64": "AA==", "mime_type": "audio/wav"}])])
 
 
