@@ -60,7 +60,10 @@ def cancelled_with_reader(cancel: Callable[[], object]) -> Iterator[None]:
 
 
 class GraftStream(ModelStream):
-    """A stream of model objects. Closing its iterator cancels the running call and frees its KV."""
+    """A stream of model objects; the last one is the result, with the usage of the whole run.
+
+    Closing its iterator cancels the running call and frees its KV.
+    """
 
     def __add__(self, grammar: Any) -> GraftStream:
         return GraftStream(self.model, grammar if self.grammar is None else self.grammar + grammar)
@@ -73,7 +76,7 @@ class GraftStream(ModelStream):
 
         def write() -> None:
             try:
-                self._inner_run(self.model)  # type: ignore[no-untyped-call]
+                events.put(self.model + ("" if self.grammar is None else self.grammar))
             except BaseException as error:
                 events.put(error)
             else:

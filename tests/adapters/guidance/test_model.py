@@ -215,9 +215,12 @@ def test_sixteen_threads_give_the_transcripts_of_one(model: GraftModel, runtime:
     assert runtime.stats().largest_batch >= 12
 
 
-def test_a_stream_ends_where_the_run_does(model: GraftModel) -> None:
-    states = [str(lm) for lm in model.stream() + "Count: " + gen("x", regex="[0-9 ]{12}")]
-    assert states[-1] == str(model + "Count: " + gen("x", regex="[0-9 ]{12}"))
+def test_a_stream_ends_where_the_run_does_with_its_usage(model: GraftModel) -> None:
+    streamed = list(model.stream() + "Count: " + gen("x", regex="[0-9 ]{12}"))
+    whole = model + "Count: " + gen("x", regex="[0-9 ]{12}")
+    assert streamed[-1]._get_usage().forward_passes == whole._get_usage().forward_passes > 0
+    states = [str(lm) for lm in streamed]
+    assert states[-1] == str(whole)
     assert len(set(states)) >= 3 and all(states[-1].startswith(state) for state in states)
 
 
