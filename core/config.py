@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache, wraps
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar
 
 from graftlm.core.errors import ConfigError, shortened
 
@@ -340,6 +340,38 @@ _MOST_IDS = 2**31
 _MOST_BIAS = 1e20
 """Largest bias: a logit with it, divided by the lowest temperature, stays a float32."""
 _MOST_PENALTY = 1e6
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams as keywords of a call."""
+
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    n: int
+    seed: int | None
+    logprobs: bool
+    top_logprobs: int
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float] | None
+    timeout: float | None
+    regex: str | None
+    choices: Sequence[str] | None
+    json_schema: Any
+    grammar: str | None
+    constraint: Any
+    close_on_length: bool | None
+    on_unsupported: Literal["error", "warn", "check"]
+    max_retries: int
+    bounded_numbers: bool
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, overload
 
 import numpy as np
 
-from graftlm.core.config import EngineConfig, SamplingParams
+from graftlm.core.config import EngineConfig, SamplingOptions, SamplingParams
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
 from graftlm.core.model.source import ModelSource, check_model
@@ -39,10 +39,26 @@ from graftlm.core.serving.stream import (
 )
 
 if TYPE_CHECKING:
+    from graftlm.core.chat.messages import Message
     from graftlm.core.program.select import Selection
+    from graftlm.core.prompt_input import PromptInput
     from graftlm.core.remote.endpoint import Endpoint
     from graftlm.core.text.processor import Processor
     from graftlm.core.text.tokenizer import Tokenizer
+
+    Prompt = (
+        str | Sequence[int] | np.ndarray[Any, Any] | PromptInput | Sequence[Mapping[str, object]] | Sequence[Message]
+    )
+    """One prompt: text taken as is, token ids, or messages."""
+
+    Prompts = (
+        list[str]
+        | tuple[str, ...]
+        | Sequence[Sequence[int]]
+        | Sequence[Sequence[Mapping[str, object]]]
+        | Sequence[Sequence[Message]]
+    )
+    """Prompts that are submitted together."""
 
 
 class SharedRuntimes:
@@ -215,6 +231,12 @@ class Runtime:
 
     # -- calls -------------------------------------------------------------------------------------------------
 
+    @overload
+    def generate(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> Completion: ...
+
+    @overload
+    def generate(self, prompt: Prompts, **sampling: Unpack[SamplingOptions]) -> list[Completion]: ...
+
     def generate(self, prompt: Any, **sampling: Any) -> Any:
         """Answer a prompt: a Completion; for a list of prompts a list of them, in order, submitted at once.
 
@@ -226,6 +248,12 @@ class Runtime:
             return self.complete(Request(prompt, params))
         return self._answer([Request(p, params) for p in prompt])
 
+    @overload
+    async def agenerate(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> Completion: ...
+
+    @overload
+    async def agenerate(self, prompt: Prompts, **sampling: Unpack[SamplingOptions]) -> list[Completion]: ...
+
     async def agenerate(self, prompt: Any, **sampling: Any) -> Any:
         """`generate` on any event loop; cancelling the task frees the request's KV."""
         params = SamplingParams.from_options(**sampling)
@@ -236,12 +264,12 @@ class Runtime:
         done = await results([listener.future for listener in listeners])
         return done if batch else done[0]
 
-    def stream(self, prompt: Any, **sampling: Any) -> ChunkStream:
+    def stream(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> ChunkStream:
         """Iterate over the answer as it is written. Closing the iterator cancels the request."""
         request = Request(prompt, SamplingParams.from_options(**sampling), stream=True)
         return self.submit_stream(request)
 
-    async def astream(self, prompt: Any, **sampling: Any) -> AsyncGenerator[Chunk, None]:
+    async def astream(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> AsyncGenerator[Chunk, None]:
         """`stream` on any event loop."""
         request = Request(prompt, SamplingParams.from_options(**sampling), stream=True)
         async for chunk in self.submit_astream(request):

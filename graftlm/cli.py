@@ -31,6 +31,7 @@ app = typer.Typer(
 if TYPE_CHECKING:
     from graftlm.ab import Comparison
     from graftlm.ab.against import Change
+    from graftlm.core.config import SamplingOptions
 
 
 def _print_version(wanted: bool) -> None:
@@ -281,7 +282,13 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     given: Any = [{"role": "user", "content": text}] if chat else text
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stop": stop or (), "regex": regex}
+    sampling: SamplingOptions = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "stop": stop or (),
+        "regex": regex,
+    }
     with Runtime(model) as runtime:
         if as_json:
             done = runtime.generate(given, **sampling)

@@ -76,7 +76,8 @@ class GraftStream(ModelStream):
 
         def write() -> None:
             try:
-                events.put(self.model + ("" if self.grammar is None else self.grammar))
+                grammar: Any = "" if self.grammar is None else self.grammar
+                events.put(self.model + grammar)
             except BaseException as error:
                 events.put(error)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -49,6 +49,10 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     Construction is cheap: weights load with the first call, and models of one name share one engine. Sampling
     parameters may be given to the constructor, to `bind` and to each call; unknown ones raise.
     """
+
+    if TYPE_CHECKING:  # options of the runtime are keywords too, and a type checker sees the fields alone
+
+        def __init__(self, *, model: str = "sprout", **settings: Any) -> None: ...
 
     @property
     def _llm_type(self) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage
 from pydantic import ConfigDict, Field, model_validator
@@ -49,6 +49,10 @@ class GraftDecisionModel(BaseDecisionModel):
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    if TYPE_CHECKING:  # options of the runtime are keywords too, and a type checker sees the fields alone
+
+        def __init__(self, *, model: str = "sprout", **settings: Any) -> None: ...
 
     model: str = "sprout"
     runtime: Any = Field(default=None, exclude=True, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.globals import get_llm_cache
@@ -24,6 +24,10 @@ from graftlm.core.request import Chunk, Completion, Request
 
 class GraftLLM(GraftSettings, BaseLLM):
     """Text completion on GraftLM's runtime. The prompt is used unchanged and not echoed; a list is one engine batch."""
+
+    if TYPE_CHECKING:  # options of the runtime are keywords too, and a type checker sees the fields alone
+
+        def __init__(self, *, model: str = "sprout", **settings: Any) -> None: ...
 
     @property
     def _llm_type(self) -> str:

@@ -67,6 +67,10 @@ class GraftLLM(StructuredPrediction):
     is_chat_model    None: True if the tokenizer has a chat template.
     """
 
+    if TYPE_CHECKING:  # options of the runtime are keywords too, and a type checker sees the fields alone
+
+        def __init__(self, *, model: str = "sprout", **settings: Any) -> None: ...
+
     model: str = Field(default="sprout", description="A Hugging Face id, a local folder, a GGUF file, or 'sprout'.")
     runtime: Any = Field(default=None, exclude=True, repr=False)
     runtime_options: dict[str, Any] = Field(default_factory=dict, exclude=True)

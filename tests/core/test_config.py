@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
-from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
+from graftlm.core.config import CacheConfig, EngineConfig, SamplingOptions, SamplingParams, SchedulerConfig
 from graftlm.core.errors import ConfigError
 
 
@@ -121,3 +122,7 @@ def test_the_names_of_transformers_for_dtype_and_device_are_taken() -> None:
     assert (config.dtype, config.device) == ("bfloat16", "auto")
     given: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
     assert EngineConfig(**given) == EngineConfig(dtype="float32", device="cpu")
+
+
+def test_type_checkers_know_every_sampling_parameter() -> None:
+    assert list(SamplingOptions.__annotations__) == [field.name for field in fields(SamplingParams)]
