@@ -20,6 +20,7 @@ from graftlm.adapters.langchain.batch import GroupedChatModel
 from graftlm.adapters.langchain.errors import langchain_errors
 from graftlm.adapters.langchain.group import Call, acomplete, complete
 from graftlm.adapters.langchain.messages import (
+    StreamedMessage,
     ai_message,
     logprobs_content,
     message_chunk,
@@ -283,10 +284,10 @@ class _StreamReader:
         messages = [message_chunk(delta) for delta in self._reader.read(chunk)]
         if self._reader.thought:
             messages.insert(
-                0, AIMessageChunk(content="", additional_kwargs={"reasoning_content": self._reader.thought})
+                0, StreamedMessage(content="", additional_kwargs={"reasoning_content": self._reader.thought})
             )
         if chunk.logprobs is not None:
-            messages = messages or [AIMessageChunk(content="")]
+            messages = messages or [StreamedMessage(content="")]
             messages[0].response_metadata = {"logprobs": logprobs_content(chunk.logprobs)}
         for message in messages:
             yield ChatGenerationChunk(message=message)
@@ -297,7 +298,7 @@ class _StreamReader:
         reason = "tool_calls" if self._reader.calls else chunk.finish_reason
         usage = usage_metadata(chunk.usage) if chunk.usage is not None and self._with_usage else None
         metadata = response_metadata(self._call.model_name, reason, None, chunk.usage)
-        return AIMessageChunk(content="", usage_metadata=usage, response_metadata=metadata, chunk_position="last")
+        return StreamedMessage(content="", usage_metadata=usage, response_metadata=metadata, chunk_position="last")
 
 
 def _raw_and_parsed(parser: BaseOutputParser[Any]) -> Runnable[AIMessage, dict[str, Any]]:

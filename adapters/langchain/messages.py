@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.messages import (
     AIMessage,
@@ -20,9 +20,10 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
+from pydantic import model_validator
 
 from graftlm.core.chat.messages import ContentPart, Message, TextPart, ToolCall, media_part
-from graftlm.core.chat.tool_parser import ParsedAnswer, ToolDelta
+from graftlm.core.chat.tool_parser import NO_NAME, ParsedAnswer, ToolDelta, read_arguments
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Completion, TokenLogprob, Usage
 
@@ -157,9 +158,49 @@ def ai_message(completion: Completion, tool_text: ParsedAnswer, model_name: str,
     )
 
 
+class _Message(AIMessageChunk):
+    """LangChain makes a message of a chunk by calling the first parent of the chunk's class; this one returns it."""
+
+    def __new__(cls, **values: Any) -> Any:
+        return AIMessage(**values) if cls is _Message else super().__new__(cls)
+
+
+class StreamedMessage(_Message):
+    """A chunk whose sum ends with the calls of `ai_message`.
+
+    LangChain completes the arguments that a sum of chunks has so far, which makes a valid call of one that was cut. In
+    the last chunk the calls are whole: those that cannot be read are invalid, with the reason.
+    """
+
+    @classmethod
+    def lc_id(cls) -> list[str]:
+        return AIMessageChunk.lc_id()
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> Self:
+        if self.chunk_position != "last":
+            return self
+        valid, invalid = [], []
+        for chunk in self.tool_call_chunks:
+            name, text, call_id = chunk["name"] or "", chunk["args"] or "", chunk["id"]
+            arguments, error = read_arguments(text) if name else ({}, NO_NAME)
+            if error:
+                invalid.append(InvalidToolCall(name=name, args=text, id=call_id, error=error, type="invalid_tool_call"))
+            else:
+                valid.append(LangChainToolCall(name=name, args=arguments, id=call_id, type="tool_call"))
+        self.tool_calls, self.invalid_tool_calls = valid, invalid
+        if invalid and isinstance(self.content, list):  # blocks of output_version="v1"
+            unread = {call["id"]: call for call in invalid}
+            self.content = [
+                {**unread[block["id"]]} if isinstance(block, dict) and block.get("id") in unread else block
+                for block in self.content
+            ]
+        return self
+
+
 def message_chunk(delta: ToolDelta) -> AIMessageChunk:
     """Return one piece of a streamed answer: text, or the start or a part of a tool call."""
     if delta.index is None:
-        return AIMessageChunk(content=delta.text)
+        return StreamedMessage(content=delta.text)
     chunk = tool_call_chunk(name=delta.name, args=delta.text, id=delta.id, index=delta.index)
-    return AIMessageChunk(content="", tool_call_chunks=[chunk])
+    return StreamedMessage(content="", tool_call_chunks=[chunk])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import llama_index.core
 from graftlm.adapters.llama_index.errors import GraftCallError, call_errors, is_default_tokenizer
 from graftlm.adapters.llama_index.messages import (
+    INVALID_CALLS,
     ChatReader,
     CompletionReader,
     chat_response,
@@ -299,7 +300,9 @@ class GraftLLM(StructuredPrediction):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """Return the tool calls of an answer."""
+        """Return the tool calls of an answer. Raises ValueError for one that cannot be read."""
+        for reason in response.message.additional_kwargs.get(INVALID_CALLS, ()):
+            raise ValueError(reason)
         calls = native_messages([response.message])[0].tool_calls
         if not calls and error_on_no_tool_call:
             raise ValueError(f"expected at least one tool call, the model answered: {response.message.content!r}")

@@ -151,6 +151,10 @@ def log_probs(logprobs: Sequence[TokenLogprob] | None) -> list[list[LogProb]] | 
     ]
 
 
+INVALID_CALLS = "invalid_tool_calls"
+"""The reasons why calls of a message cannot be read, in its `additional_kwargs`."""
+
+
 def chat_message(text: ParsedAnswer) -> ChatMessage:
     """Return the assistant's message; calls are blocks, and for older readers also in `additional_kwargs`."""
     calls: list[ToolCall | InvalidCall] = [
@@ -166,6 +170,8 @@ def chat_message(text: ParsedAnswer) -> ChatMessage:
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _written(call.arguments)}}
             for call in calls
         ]
+    if text.invalid:
+        told[INVALID_CALLS] = [f"the call of tool {c.name!r}: {c.error}; it is {c.arguments!r}" for c in text.invalid]
     return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=told)
 
 

@@ -148,9 +148,9 @@ class _Reported:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             call_id, name = str(call.get("id") or new_call_id()), str(function.get("name") or "")
             self.given.append((call_id, name, text))
-            value, error = _read_arguments(text)
+            value, error = read_arguments(text)
             if not name:
-                error = "the call names no tool"
+                error = NO_NAME
             if error:
                 self.invalid.append(InvalidCall(call_id, name, text, error))
             else:
@@ -158,13 +158,50 @@ class _Reported:
                 self.written.append(text)
 
 
-def _read_arguments(text: str) -> tuple[dict[str, Any], str]:
+def read_arguments(text: str) -> tuple[dict[str, Any], str]:
     """Return the arguments of a call, and "" or the reason why they are invalid."""
     try:
         value = json.loads(text)
     except ValueError as invalid:
-        return {}, f"the arguments are not JSON: {invalid}"
+        brackets = _Brackets()
+        brackets.scan(text)
+        if text.strip() and brackets.closed:
+            return {}, f"the arguments are not JSON: {invalid}"
+        return {}, _CUT
     return (value, "") if isinstance(value, dict) else ({}, "the arguments are not a JSON object")
+
+
+NO_NAME = "the call names no tool"
+_CUT = "the answer ends inside the call; raise max_tokens, or remove a stop string that its arguments contain"
+
+
+class _Brackets:
+    """A counter of the open brackets of JSON that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    @property
+    def closed(self) -> bool:
+        return self._depth == 0 and not self._in_string
+
+    def scan(self, text: str) -> int:
+        """Take a piece; return the number of its characters up to the end of the outermost bracket."""
+        for i, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped, self._in_string = character == "\\", character != '"'
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return i + 1
+        return len(text)
 
 
 class ToolParser:
@@ -182,8 +219,7 @@ class ToolParser:
         self._held = ""
         self._state: Literal["content", "name", "arguments", "after"] = "content"
         self._name = self._id = self._arguments = ""
-        self._depth = 0  # open brackets of the arguments
-        self._in_string = self._escaped = False
+        self._brackets = _Brackets()  # of the arguments
         self._any_content = False
 
     @property
@@ -210,7 +246,7 @@ class ToolParser:
         if self._state == "name":  # no tool of this name: the raw text is content
             self._state = "content"
             return self._content(self._form.begin + held)
-        self._end_call("the answer ends inside the call; raise max_tokens")
+        self._end_call(_CUT)
         return []
 
     def _content(self, text: str) -> list[ToolDelta]:
@@ -237,39 +273,21 @@ class ToolParser:
         if not middle:
             return []
         self._name, self._held = name, rest
-        self._id, self._arguments, self._depth = new_call_id(), "", 0
-        self._in_string = self._escaped = False
+        self._id, self._arguments, self._brackets = new_call_id(), "", _Brackets()
         self._state = "arguments"
         return [ToolDelta("", self._index, self._id, self._name)]
 
     def _read_arguments(self) -> list[ToolDelta]:
-        length = self._scan(self._held)
+        length = self._brackets.scan(self._held)
         piece, self._held = self._held[:length], self._held[length:]
         self._arguments += piece
         delta = [ToolDelta(piece, self._index)] if piece else []
-        if self._arguments and self._depth == 0:
+        if self._arguments and self._brackets.closed:
             self._end_call()
         return delta
 
-    def _scan(self, text: str) -> int:
-        """Count the brackets of the JSON in `text`; return the number of characters that belong to the arguments."""
-        for i, character in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped, self._in_string = character == "\\", character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return i + 1
-        return len(text)
-
     def _end_call(self, error: str = "") -> None:
-        arguments, error = ({}, error) if error else _read_arguments(self._arguments)
+        arguments, error = ({}, error) if error else read_arguments(self._arguments)
         if error:
             self.invalid.append(InvalidCall(self._id, self._name, self._arguments, error))
         else:

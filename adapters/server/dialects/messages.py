@@ -201,7 +201,7 @@ class MessageWriter:
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         (done,) = completions
         items = items_of(self._form, self._thinking, done)
-        called = any(isinstance(item, Call) for item in items)
+        called = any(isinstance(item, Call) and item.valid for item in items)
         content = [_block(item) for item in items]
         return {**self._head, "content": content, **self._stop(done, called), "usage": _usage_of(done.usage)}
 

@@ -168,6 +168,8 @@ def _item(item: Item, item_id: str, status: str, logprobs: Sequence[TokenLogprob
         part = _part(item, [_logprob(one) for one in logprobs or ()])
         return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
     call = {"call_id": item.id, "name": item.name, "arguments": item.arguments}
+    if status == "completed" and not item.valid:
+        status = "incomplete"
     return {"id": item_id, "type": "function_call", "status": status, **call}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion
+from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion, read_arguments
 from graftlm.core.request import Chunk, Completion
 
 
@@ -20,6 +20,11 @@ class Call:
     id: str
     name: str
     arguments: str = ""
+
+    @property
+    def valid(self) -> bool:
+        """True unless the answer ended inside the call, or wrote arguments that are no JSON object."""
+        return not read_arguments(self.arguments)[1]
 
 
 @dataclass
@@ -44,11 +49,8 @@ def items_of(form: ToolFormat | None, thinking: ThinkingFormat | None, completio
 
 def object_of(call: Call) -> dict[str, Any]:
     """Return the arguments of a call; text that is no JSON object is the value of one name, INVALID_JSON."""
-    try:
-        value = json.loads(call.arguments or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": call.arguments}
+    value, error = read_arguments(call.arguments or "{}")
+    return {"INVALID_JSON": call.arguments} if error else value
 
 
 def named_event(name: str, value: Mapping[str, Any]) -> bytes:
@@ -79,8 +81,8 @@ class ItemReader:
 
     @property
     def called(self) -> bool:
-        """True if the answer has called a tool."""
-        return any(isinstance(item, Call) for item in self.items)
+        """True if the answer has called a tool, by a call that can be read."""
+        return bool(self._reader.calls)
 
     def read(self, chunk: Chunk) -> Iterator[Piece]:
         deltas = self._reader.read(chunk)
