@@ -169,13 +169,14 @@ class CacheConfig:
     enabled: bool = True
     states: int | None = None
     dtype: Literal["auto", "model", "compact", "fp8", "int8"] = "auto"
+    host_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _check(
             self.dtype in ("auto", "model", "compact", "fp8", "int8"),
             f"the KV dtype is {self.dtype!r}; use 'auto', 'model', 'compact', 'fp8' or 'int8'",
         )
-        for name in ("max_tokens", "max_bytes", "states"):
+        for name in ("max_tokens", "max_bytes", "states", "host_bytes"):
             _check_whole(name, getattr(self, name), 1, optional=True)
         _check_switch("enabled", self.enabled)
         share = self.memory_share

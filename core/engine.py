@@ -15,6 +15,7 @@ from graftlm.core.execution.in_flight_step import InFlightStep
 from graftlm.core.execution.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
 from graftlm.core.kv.memory import give_back
 from graftlm.core.kv.prefix_cache import PrefixCache
+from graftlm.core.kv.tiers.cache_tiers import CacheTiers
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.request import Completion, Request, Submission
 from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler
@@ -74,6 +75,8 @@ class LocalEngine:
         self.spec = spec
         self.runner: Runner = spec.runner
         self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane, spec.num_states)
+        if spec.host_tier is not None:
+            self.cache.tiers = CacheTiers(self.cache, spec.host_tier)
         self.counters = Counters()
         self.scheduler = Scheduler(config, self.cache, spec.step_tokens, self.counters, clock)
         self.writer = OutputWriter(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
@@ -119,7 +122,10 @@ class LocalEngine:
         self.requests.expire()
         self.requests.open_grammars()
         if not (self._step_overlapped() if self.waits_for_device else self._step_synchronous()):
-            return False
+            tiers = self.cache.tiers
+            if tiers is None or not tiers.loads:
+                return False
+            tiers.loads.wait()  # all that waits does so for its prefix
         self.prices.ended(time.perf_counter() - started)
         if self.idle and self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
             self._num_tokens_run = 0
@@ -158,6 +164,7 @@ class LocalEngine:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             open=self.requests.open,
+            tiers=self.cache.tiers.snapshot() if self.cache.tiers is not None else {},
         )
 
     def reset_stats(self) -> None:
@@ -175,6 +182,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """Leave the model as it was before it was loaded here."""
+        if self.cache.tiers is not None:
+            self.cache.tiers.close()
         self.spec.close()
 
     def check_integrity(self) -> None:

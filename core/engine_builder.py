@@ -12,6 +12,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
 from graftlm.core.kv.memory import num_states, pool_size, step_tokens
 from graftlm.core.kv.prefix_cache import SnapshotLane
+from graftlm.core.kv.tiers.build import check_host_bytes, host_tier, refuse_tiers
 from graftlm.kernels.attention import StrictAttention
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from graftlm.core.engine import LocalEngine
+    from graftlm.core.kv.tiers.loads import HostTier
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.model.qualify import AttentionFactory
     from graftlm.core.sampling.device_sampler import DeviceSampler
@@ -59,6 +61,7 @@ class RunnerSpec:
     check_device    raises if the device can no longer be used at all
     close           gives the model back in the state in which it was handed over
     num_states      slots for the states of sequences and cached prefixes; 0 for a model without layers with a state
+    host_tier       host memory for evicted KV; None without
     """
 
     runner: Runner
@@ -79,6 +82,7 @@ class RunnerSpec:
     check_device: Callable[[], object] = lambda: None
     close: Callable[[], None] = lambda: None
     num_states: int = 0
+    host_tier: HostTier | None = None
 
 
 def build_local(
@@ -92,6 +96,7 @@ def build_local(
     from graftlm.kernels.cpu.cores import fit_threads
     from graftlm.plugins import manager
 
+    check_host_bytes(config)
     registry = manager.load()
     prepare_constraints(tokenizer)
     fit_threads()  # before weights are packed, in a layout that may depend on their number
@@ -135,6 +140,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     state_bytes = (states + RESERVED) * loaded.states.num_bytes if loaded.states is not None else 0
     num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded), state_bytes)
     if loaded.lane == "serial":
+        refuse_tiers(loaded, config)
         from graftlm.core.execution.serial import SerialRunner
         from graftlm.core.model.qualify import stretched_context
 
@@ -177,6 +183,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         check_device=partial(_synchronize, loaded.device),
         close=loaded.release,
         num_states=states,
+        host_tier=host_tier(config, store, pool, max_tokens=loaded.max_model_len),
     )
 
 

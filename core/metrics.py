@@ -54,6 +54,20 @@ class Counters:
 
 
 @dataclass
+class TierStats:
+    """A cache tier: the tokens and bytes that it holds, the tokens saved in it and loaded from it since the start.
+
+    dropped_blocks  of up to 64 tokens, that made room for newer ones
+    """
+
+    tokens: int = 0
+    bytes: int = 0
+    saved_tokens: int = 0
+    loaded_tokens: int = 0
+    dropped_blocks: int = 0
+
+
+@dataclass
 class Stats(Counters):
     """A snapshot of an engine: its counters, and its KV slots. slots_free + slots_cached + slots_in_use == slots_total.
 
@@ -64,6 +78,7 @@ class Stats(Counters):
     execution  how the model runs and why not faster: "paged, 32 of 32 layers fused", "serial: ..."; "" before
     running, waiting  sequences of requests that are open
     open     the open requests; empty for an engine in another process
+    tiers    by name ("host", "folder") the cache tiers that are configured
     replicas, restarts  number of live replicas, and number of replacements of dead ones
     """
 
@@ -82,6 +97,7 @@ class Stats(Counters):
     open: list[OpenRequest] = field(default_factory=list)
     replicas: int = 0
     restarts: int = 0
+    tiers: dict[str, TierStats] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:

@@ -79,6 +79,10 @@ class KVStore(Protocol):
         """Store a copy in these slots. Raises ValueError for a copy of another format, layout or number of tokens."""
         ...
 
+    def parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return all tensors that slots hold in a layer, [num_slots, num_kv_heads, ...] each."""
+        ...
+
 
 class _SlotTensors:
     """Base of the formats: tensors whose first dimension is the slot."""
@@ -99,13 +103,13 @@ class _SlotTensors:
 
     def read(self, extents: Sequence[Extent]) -> KVCopy:
         return [
-            tuple(torch.cat([part[start:stop] for start, stop in extents]) for part in self._parts(layer))
+            tuple(torch.cat([part[start:stop] for start, stop in extents]) for part in self.parts(layer))
             for layer in range(len(self.layout))
         ]
 
     def write(self, extents: Sequence[Extent], copy: KVCopy) -> None:
         num_tokens = sum(stop - start for start, stop in extents)
-        layers = [self._parts(layer) for layer in range(len(self.layout))]
+        layers = [self.parts(layer) for layer in range(len(self.layout))]
         form = [[(num_tokens, *part.shape[1:], part.dtype) for part in parts] for parts in layers]
         found = [[(*part.shape, part.dtype) for part in parts] for parts in copy]
         if found != form:
@@ -117,8 +121,7 @@ class _SlotTensors:
                     part[start:stop].copy_(source[offset : offset + stop - start])
                     offset += stop - start
 
-    def _parts(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """All that slots hold in a layer: [num_slots, num_kv_heads, ...] each."""
+    def parts(self, layer: int) -> tuple[torch.Tensor, ...]:
         return self.k[layer], self.v[layer]
 
     def _allocate(self, num_kv_heads: int, *dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -165,7 +168,7 @@ class PlainKV(_SlotTensors):
             self.k[layer].index_copy_(0, slots, k.to(self.dtype))
             self.v[layer].index_copy_(0, slots, v.to(self.dtype))
 
-    def _parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+    def parts(self, layer: int) -> tuple[torch.Tensor, ...]:
         return (self.k[layer],) if self.layout[layer].latent else (self.k[layer], self.v[layer])
 
 
@@ -228,7 +231,7 @@ class Int8KV(_SlotTensors):
             rounded.append((whole * scale[..., None]).to(x.dtype))
         return rounded[0], rounded[1]
 
-    def _parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+    def parts(self, layer: int) -> tuple[torch.Tensor, ...]:
         return self.k[layer], self.v[layer], *self.token_scales[layer]
 
 
@@ -270,7 +273,7 @@ class CompactKV(_SlotTensors):
     def _encoding(self, layer: int) -> tuple[torch.Tensor | None, ...]:
         return None, None, self.exponents[layer]
 
-    def _parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+    def parts(self, layer: int) -> tuple[torch.Tensor, ...]:
         return self.records[layer], self.exponents[layer].transpose(0, 1)
 
 
@@ -297,6 +300,11 @@ def allocate_kv(
     if dtype is FP8:
         return Float8KV(layout, num_slots, scales, device)
     return PlainKV(layout, num_slots, dtype, device)
+
+
+def all_parts(store: KVStore) -> list[torch.Tensor]:
+    """Return all that slots hold, layer by layer, [num_slots, num_kv_heads, ...] each."""
+    return [part for layer in range(len(store.layout)) for part in store.parts(layer)]
 
 
 def token_bytes(layer: LayerKV, dtype: torch.dtype, compact: bool = False) -> int:

@@ -43,15 +43,20 @@ def free_bytes(device: torch.device) -> int:
     import torch
 
     if device.type != "cuda":
-        import psutil
-
-        return int(min(psutil.virtual_memory().available, _container_bytes()))
+        return host_free_bytes()
     gc.collect()  # a closed runtime's store may lie in a circle of references
     torch.cuda.empty_cache()  # what torch keeps for later is free too
     free, total = torch.cuda.mem_get_info(device)
     index = torch.cuda.current_device() if device.index is None else device.index
     share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)(index)  # new in torch 2.8
     return int(min(free, share * total - torch.cuda.memory_reserved(device)))
+
+
+def host_free_bytes() -> int:
+    """Memory of this machine that this process can still allocate, in bytes."""
+    import psutil
+
+    return int(min(psutil.virtual_memory().available, _container_bytes()))
 
 
 def give_back() -> None:
@@ -189,6 +194,6 @@ def _check_pool_fits(num_slots: int, bytes_per_token: int, free: int, share: flo
         )
 
 
-def size_of(num_bytes: int) -> str:
+def size_of(num_bytes: float) -> str:
     """`num_bytes` in GB or MB, with the unit."""
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

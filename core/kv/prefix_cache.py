@@ -20,6 +20,7 @@ from graftlm.kernels.wire_plan import Extent, clip_range
 
 if TYPE_CHECKING:
     from graftlm.core.execution.step_plan import StepPlan
+    from graftlm.core.kv.tiers.cache_tiers import CacheTiers
 
 GROWTH = 64  # slots taken at once for tokens to come
 MISS_TOKENS = 24  # how much of a missed prefix is kept for the report
@@ -50,6 +51,7 @@ class PrefixCache:
     """Owner of all KV slots: free + cached + in use == num_slots.
 
     lane  the serial lane's runner, which keeps prefixes itself: slots then only count memory, and the tree stays empty
+    tiers  host memory behind the tree, set once there is any
     num_states  slots in the pool of states, for a model that has layers with a state; 0 for all others. A cached prefix
                 then ends at the last node whose state is cached
     """
@@ -67,6 +69,7 @@ class PrefixCache:
         self.lane = lane
         self._publishes = config.enabled
         self._pin_ids = itertools.count(1)
+        self.tiers: CacheTiers | None = None
 
     @property
     def num_slots(self) -> int:
@@ -93,6 +96,8 @@ class PrefixCache:
     def start(self, sequence: Sequence) -> int:
         """Lock the cached prefix of `sequence` and make it the sequence's own beginning. -> its length in tokens"""
         ids, first_logit, namespace = sequence.ids, sequence.first_logit, sequence.request.namespace
+        if self.tiers is not None:
+            self.tiers.started(sequence)
         if self.lane is not None:
             num_prompt = sequence.num_prompt_tokens
             return self.lane.start(sequence.number, ids, namespace, first_logit=first_logit, num_prompt=num_prompt)
@@ -131,14 +136,14 @@ class PrefixCache:
         if missing > self.pool.num_free:
             if missing > self.num_available:
                 return False
-            self._evict(missing - self.pool.num_free + self.num_slots // SPARE)
+            self.evict(missing - self.pool.num_free + self.num_slots // SPARE)
         if kv.own and (more := self.pool.grow(kv.own[-1], missing)):
             kv.own[-1] = Extent(kv.own[-1].start, more.stop)
             missing -= more.size
         if missing:
             crumbs = self.pool.num_pieces(missing) > 1 + missing // PIECE
             if crumbs and self.pool.num_free < self.num_slots // MAX_SPARE:
-                self._evict(self.num_slots // SPARE)
+                self.evict(self.num_slots // SPARE)
             taken = self.pool.allocate(missing)
             assert taken is not None
             kv.own.extend(taken)
@@ -258,20 +263,30 @@ class PrefixCache:
 
     def check_idle(self) -> None:
         """Raise unless all slots and states were given back, and new checkpoints are of their nodes' last tokens."""
+        if self.tiers is not None:
+            self.tiers.loads.settle()
         assert self.num_in_use == 0, f"{self.num_in_use} slots were not given back"
         if self.states is not None:
             assert self.states.num_in_use == 0, f"{self.states.num_in_use} states were not given back"
             self.states.check_new()
 
     def clear(self) -> None:
-        """Evict all that is neither in use nor pinned."""
-        self._evict(self.tree.num_evictable)
+        """Evict all that is neither in use nor pinned, and empty the host tier."""
+        if self.tiers is not None:
+            self.tiers.clear()
+            self.tiers.paused = True
+        self.evict(self.tree.num_evictable)
         if self.states is not None:
             self.states.clear(self._pinned)
+        if self.tiers is not None:
+            self.tiers.paused = False
 
-    def _evict(self, num_tokens: int) -> None:
+    def evict(self, num_tokens: int) -> None:
         """Free the slots of at least `num_tokens` cached tokens, or of all that are unlocked. Only this evicts."""
-        self.pool.free(self.tree.evict(num_tokens))
+        freed = self.tree.evict(num_tokens)
+        if self.tiers is not None:
+            self.tiers.flush()
+        self.pool.free(freed)
 
     def pin(self, sequence: Sequence) -> int | None:
         """Keep what `sequence` has published from eviction. -> what `unpin` takes; None where nothing is cached"""
@@ -298,6 +313,7 @@ class PrefixCache:
         """Raise AssertionError unless every slot is owned once. For tests."""
         self.tree.check_integrity()
         owned = sum(e.size for sequence in running for e in sequence.kv.own)
+        owned += self.tiers.loads.num_slots if self.tiers is not None else 0
         assert self.num_in_use == owned, f"{self.num_in_use} slots in use, {owned} owned"
         if self.states is not None:
             held = [sequence.kv.state for sequence in running]

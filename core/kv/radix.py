@@ -117,6 +117,16 @@ def _common(a: Ids, b: Ids) -> int:
     return first if length and different[first] else length
 
 
+def path_of(node: Node) -> tuple[Ids, list[Extent]]:
+    """Return all tokens up to the last one of `node`, and their slots."""
+    keys, extents, step = [], [], node
+    while step.parent is not None:
+        keys.append(step.key)
+        extents.append(step.extent)
+        step = step.parent
+    return np.concatenate(keys[::-1]) if keys else node.key, extents[::-1]
+
+
 def _root(namespace: str) -> Node:
     return Node(np.empty(0, np.int32), Extent(0, 0), None, 0, namespace)
 
@@ -127,7 +137,8 @@ class RadixTree:
     One root per namespace. Keys are whole pages. The tree never touches the pool: slots that it lets go
     are returned to the caller, who frees them.
 
-    forget  called with a node before it is removed or cut: its state is of no use afterwards
+    forget    called with a node before it is removed or cut: its state is of no use afterwards
+    evicting  called with a leaf before that, and how many of its tokens stay: its slots still hold the KV
     """
 
     def __init__(
@@ -140,6 +151,7 @@ class RadixTree:
         self.page_size = page_size
         self.key = key
         self.forget = forget
+        self.evicting: Callable[[Node, int], None] = lambda leaf, keep: None
         self.num_tokens = 0
         self.num_protected = 0
         self.version = 0
@@ -349,6 +361,7 @@ class RadixTree:
     def _remove(self, leaf: Node) -> Extent:
         parent = leaf.parent
         assert parent is not None
+        self.evicting(leaf, 0)
         self.forget(leaf)
         del parent.children[self._first_page(leaf.key)]
         leaf.parent = None
@@ -357,6 +370,7 @@ class RadixTree:
         return leaf.extent
 
     def _trim(self, leaf: Node, keep: int) -> Extent:
+        self.evicting(leaf, keep)
         self.forget(leaf)
         start, stop = leaf.extent
         self.num_tokens -= leaf.num_tokens - keep

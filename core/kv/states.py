@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,14 @@ class StateSlots:
     A checkpoint is the state of a radix node, after exactly the node's last token. Checkpoints are evicted in an order
     of their own, the least recently used first; the KV of their nodes stays.
 
-    pinned  nodes whose state is never evicted
+    pinned    nodes whose state is never evicted
+    evicting  called with a node before its state is evicted: the slot still holds it
     """
 
     def __init__(self, num_slots: int, pinned: Container[Node]) -> None:
         self.num_slots = num_slots
         self.num_evicted = 0
+        self.evicting: Callable[[Node], None] = lambda node: None
         self._pinned = pinned
         self._free = list(range(RESERVED + num_slots - 1, RESERVED - 1, -1))
         self._nodes: OrderedDict[int, Node] = OrderedDict()  # by slot, least recently used first
@@ -55,6 +57,16 @@ class StateSlots:
         """Whether a slot is free or can be made free."""
         return bool(self._free) or any(node not in self._pinned for node in self._nodes.values())
 
+    @property
+    def copies_wait(self) -> bool:
+        """Whether copies wait for the next step: until it is launched their sources must keep what they hold."""
+        return bool(self._copies)
+
+    def holds(self, node: Node) -> bool:
+        """Whether the slot of the state of `node` holds it once all launched steps have run."""
+        slot = node.state
+        return slot is not None and slot not in self._copies and self._consumed[slot] == node.depth
+
     def consumed(self, slot: int) -> int:
         """Return the tokens that the state in `slot` has consumed; MOVING while that is not known."""
         return self._consumed[slot]
@@ -69,6 +81,7 @@ class StateSlots:
             return self._free.pop()
         for slot, node in self._nodes.items():
             if node not in self._pinned:
+                self.evicting(node)
                 node.state = None
                 del self._nodes[slot]
                 self.num_evicted += 1

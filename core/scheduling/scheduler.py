@@ -135,6 +135,8 @@ class Scheduler:
         num_retracted = self.counters.retracted
         if self.checkpoints is not None:
             self.checkpoints.look(self.waiting)
+        if self.cache.tiers is not None:
+            self.cache.tiers.poll()
         for sequence in running:
             if sequence.progress.status != "running":
                 continue  # retracted for an older one
@@ -218,6 +220,10 @@ class Scheduler:
                     continue
                 return  # what runs will make room; nobody overtakes meanwhile
             try:
+                if self.cache.tiers is not None:
+                    if self.cache.tiers.awaits(sequence, peek):
+                        continue
+                    peek = self.cache.peek(sequence)
                 self._start(sequence, peek)
             except BaseException as error:
                 self._drop(sequence, error)

@@ -56,6 +56,11 @@ class StatePool:
         self._taken = dict.fromkeys(sizes, 0)
         self.layers = [tuple(map(self._view, tensors)) for tensors in layers]
 
+    @property
+    def parts(self) -> list[torch.Tensor]:
+        """Return all that slots hold, [num_slots, any] each."""
+        return list(self._blocks.values())
+
     def _view(self, tensor: StateShape) -> torch.Tensor:
         first = self._taken[tensor.dtype]
         self._taken[tensor.dtype] = first + tensor.size

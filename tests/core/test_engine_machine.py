@@ -6,6 +6,7 @@ that is written twice, freed too early or read by the wrong sequence changes an 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import cache
@@ -21,6 +22,10 @@ from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
 from graftlm.core.errors import GraftError, RequestCancelled, RequestTimeout, RequestTooLong
+from graftlm.core.kv.tiers.block_copier import Arrival, BlockCopier, BlockLayout
+from graftlm.core.kv.tiers.block_index import BLOCK_TOKENS
+from graftlm.core.kv.tiers.host_memory import HostRows
+from graftlm.core.kv.tiers.loads import HostTier
 from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.text.tokenizer import Tokenizer
@@ -65,6 +70,30 @@ class SummingRunner:
         for i, query in enumerate(plan.logits_rows.tolist()):
             logits[i, tokens[query]] = 50.0
         return logits
+
+
+class SlowCopier(BlockCopier):
+    """A copier whose blocks arrive after three looks, in a buffer that holds something else until then."""
+
+    def fetch(self, rows: Sequence[torch.Tensor]) -> Arrival:
+        return SlowArrival(torch.empty(0), 0, None)
+
+
+class SlowArrival(Arrival):
+    looks = 3
+
+    def done(self) -> bool:
+        self.looks -= 1
+        return self.looks <= 0
+
+    def wait(self) -> None:
+        self.looks = 0
+
+
+def host_tier_of(runner: SummingRunner, num_blocks: int) -> HostTier:
+    parts = [torch.from_numpy(runner.store)[:, None]]
+    layout = BlockLayout(parts, BLOCK_TOKENS)
+    return HostTier(SlowCopier(parts, layout), HostRows(num_blocks, layout.num_bytes, torch.device("cpu")))
 
 
 @cache
@@ -126,8 +155,9 @@ class EngineMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 4]),
         eviction=st.sampled_from(["lru", "lfu"]),
         step=st.integers(4, 40),
+        host_blocks=st.sampled_from([0, 0, 2, 40]),
     )
-    def build(self, drafts: bool, page_size: int, eviction: Any, step: int) -> None:
+    def build(self, drafts: bool, page_size: int, eviction: Any, step: int, host_blocks: int) -> None:
         self.faults = ExitStack()
         self.now_s = 0.0
         config = EngineConfig(
@@ -145,6 +175,7 @@ class EngineMachine(RuleBasedStateMachine):
             num_embeddings=VOCAB_SIZE,
             step_tokens=step,
             drafts=drafts,
+            host_tier=host_tier_of(runner, host_blocks) if host_blocks else None,
         )
         tokenizer = Tokenizer.from_hf(byte_tokenizer())
         self.engine = LocalEngine(spec, tokenizer, config, clock=lambda: self.now_s)

@@ -1,0 +1,70 @@
+"""HostRows: rows of host memory that a device can copy from and to."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from graftlm.core.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REGISTERED_BYTES = 1 << 30
+"""Bytes that are registered with the device in one call, which takes about 0.1 s."""
+
+
+class HostRows:
+    """`num_rows` rows of `row_bytes` in one anonymous mapping; untouched rows cost no memory on a CPU.
+
+    For a GPU the pages are registered with its driver, on a thread, a gigabyte in a tenth of a second; the first row
+    that is asked for waits for it. torch's own pinned memory would be rounded up to a power of two.
+    """
+
+    def __init__(self, num_rows: int, row_bytes: int, device: torch.device) -> None:
+        self.num_rows = num_rows
+        self._memory = mmap.mmap(-1, max(num_rows * row_bytes, mmap.PAGESIZE))
+        data = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._rows = data[: num_rows * row_bytes].view(num_rows, row_bytes)
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._registered: list[int] = []
+        if device.type == "cuda":
+            self._thread = threading.Thread(target=self._register, args=(data, device), daemon=True)
+            self._thread.start()
+
+    def row(self, index: int) -> Tensor:
+        """Return a row, uint8 [row_bytes]. Raises EngineError if the driver refused the memory."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            raise EngineError(
+                f"host memory for the cache could not be registered with the GPU: {self._failure}; "
+                "lower CacheConfig.host_bytes, or raise the limit of locked memory (ulimit -l)"
+            ) from self._failure
+        return self._rows[index]
+
+    def close(self) -> None:
+        """Take the memory from the driver; no copy may be under way."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        for address in self._registered:
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._registered.clear()
+
+    def _register(self, data: Tensor, device: torch.device) -> None:
+        try:
+            with torch.cuda.device(device):
+                for start in range(0, len(data), REGISTERED_BYTES):
+                    size = min(REGISTERED_BYTES, len(data) - start)
+                    code = torch.cuda.cudart().cudaHostRegister(data.data_ptr() + start, size, 0)
+                    if int(code) != 0:
+                        raise RuntimeError(f"cudaHostRegister of {size:,} bytes returned {int(code)}")
+                    self._registered.append(data.data_ptr() + start)
+        except BaseException as error:
+            self._failure = error
