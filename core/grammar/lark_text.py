@@ -63,13 +63,18 @@ _REMEDIES = {
 """Remedies by a part of llguidance's message."""
 
 
+def is_ebnf(text: str) -> bool:
+    """Return True for a grammar in EBNF, False for Lark."""
+    return _EBNF.search(text) is not None
+
+
 def compile_grammar_text(text: str, vocabulary: Vocabulary) -> Grammar:
     """Compile a grammar in Lark or EBNF with llguidance.
 
     Raises GrammarError with line, column and remedy for a text that cannot be read, and with the limit for one that
     nests too deep or has too many strings and patterns.
     """
-    ebnf = _Ebnf(text).rewritten() if _EBNF.search(text) else None
+    ebnf = _Ebnf(text).rewritten() if is_ebnf(text) else None
     lark = text if ebnf is None else ebnf.to_lark()
     _check_rules(lark)
     try:

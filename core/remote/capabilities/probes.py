@@ -46,7 +46,10 @@ _OBJECT = {  # grammars of some servers allow any whitespace before a scalar, an
 _PROOFS: Mapping[str, tuple[SamplingParams, Callable[[str], bool]]] = {
     "regex": (replace(_GREEDY, regex="[xy]{3}"), lambda text: re.fullmatch("[xy]{3}", text) is not None),
     "choices": (replace(_GREEDY, choices=("xyx", "yxy")), lambda text: text in ("xyx", "yxy")),
-    "grammar": (replace(_GREEDY, grammar="start: /[xy]{3}/"), lambda text: re.fullmatch("[xy]{3}", text) is not None),
+    "grammar": (
+        replace(_GREEDY, grammar="root ::= [xy] [xy] [xy]"),
+        lambda text: re.fullmatch("[xy]{3}", text) is not None,
+    ),
     "json_schema": (replace(_GREEDY, max_tokens=16, json_schema=_OBJECT), lambda text: _is_json(text, {"xy": 7})),
 }
 """For each kind of constraint a call, and the test whether its answer proves the constraint."""

@@ -32,7 +32,7 @@ from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.speculation.text import RemoteText, Written
 from graftlm.core.remote.transport.answer import Answer, until_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
-from graftlm.core.remote.transport.request_body import Query, constraint_kind
+from graftlm.core.remote.transport.request_body import Query, constraint_in, constraint_kind
 from graftlm.core.request import Chunk, Completion, FinishReason
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class Values:
         if kind is None:
             return None
         field = await self._endpoint.probes.constraint(kind, prompt.messages is not None, self.count)
-        return None if field == "none" else field
+        return field if constraint_in(field, sampling) else None
 
     def _value(self, written: list[Written], *, complete: bool = True) -> Value:
         each = [

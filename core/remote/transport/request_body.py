@@ -12,6 +12,7 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.remote.capabilities.capabilities import Capabilities, ConstraintField
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.ledger.usage import Count
+from graftlm.core.remote.transport.gbnf import choices_to_gbnf, grammar_to_gbnf, regex_to_gbnf
 from graftlm.core.remote.transport.prompt import RemotePrompt
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
@@ -33,20 +34,26 @@ _FIELDS: Mapping[str, Mapping[ConstraintField, Callable[[Any], dict[str, Any]]]]
     "regex": {
         "structured_outputs": lambda value: {"structured_outputs": {"regex": value}},
         "regex": lambda value: {"regex": value},
+        "grammar": lambda value: _gbnf(regex_to_gbnf(value)),
     },
     "choices": {
         "structured_outputs": lambda value: {"structured_outputs": {"choice": value}},
         "regex": lambda value: {"regex": "|".join(f"({re.escape(choice)})" for choice in value)},
+        "grammar": lambda value: _gbnf(choices_to_gbnf(value)),
     },
     "json_schema": {
         "response_format": lambda value: {
             "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}
         },
         "structured_outputs": lambda value: {"structured_outputs": {"json": value}},
+        "json_schema": lambda value: {"json_schema": value},
     },
-    "grammar": {"structured_outputs": lambda value: {"structured_outputs": {"grammar": value}}},
+    "grammar": {
+        "structured_outputs": lambda value: {"structured_outputs": {"grammar": value}},
+        "grammar": lambda value: _gbnf(grammar_to_gbnf(value)),
+    },
 }
-"""The fields that constrain an answer, by kind: vLLM's, SGLang's and OpenAI's."""
+"""The fields that constrain an answer, by kind: vLLM's, SGLang's, OpenAI's and llama.cpp's."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,8 @@ def request_body(
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    if sampling.constrained:
-        body |= _constraint(sampling, capabilities)
+    if (kind := constraint_kind(sampling)) is not None:
+        body |= constraint_in(getattr(capabilities, kind), sampling)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     for name in capabilities.omit:
@@ -120,15 +127,19 @@ def constraint_fields(kind: str) -> tuple[ConstraintField, ...]:
     return tuple(_FIELDS[kind])
 
 
-def _constraint(sampling: SamplingParams, capabilities: Capabilities) -> dict[str, Any]:
-    """Return the field of the constraint; {} if the endpoint has none, since answers are checked."""
+def constraint_in(field: ConstraintField | None, sampling: SamplingParams) -> dict[str, Any]:
+    """Return `field` with the constraint of `sampling`; {} if it cannot hold it, so that answers are checked."""
     kind = constraint_kind(sampling)
-    if kind is None:
+    shape = _FIELDS[kind].get(field or "none") if kind is not None else None
+    if kind is None or shape is None:
         return {}
-    shape = _FIELDS[kind].get(getattr(capabilities, kind) or "none")
     value = getattr(sampling, kind)
-    value = _whole_schema(value) if kind == "json_schema" else list(value) if kind == "choices" else value
-    return shape(value) if shape is not None else {}
+    return shape(_whole_schema(value) if kind == "json_schema" else list(value) if kind == "choices" else value)
+
+
+def _gbnf(grammar: str | None) -> dict[str, Any]:
+    """Return the field of a grammar; {} for a constraint that GBNF cannot express: answers are checked."""
+    return {} if grammar is None else {"grammar": grammar}
 
 
 def _whole_schema(given: Any) -> Mapping[str, Any]:

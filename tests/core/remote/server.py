@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.regex.parser import parse
 from tests.core.remote.models import Model, tokenise
 
 
@@ -95,6 +97,27 @@ _FIELDS = {
     "stream", "stream_options", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty", "echo",
     "logit_bias", "tools", "tool_choice", "parallel_tool_calls", "response_format",
 }  # fmt: skip
+
+
+def example_of_gbnf(grammar: str) -> str:
+    """The first shortest text of a grammar of one rule."""
+    parts = re.findall(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^]\\])*\]|\S', grammar.removeprefix("root ::="))
+    return _shortest(parse("".join(re.escape(json.loads(part)) if part[0] == '"' else part for part in parts)))
+
+
+def _shortest(node: nodes.Node) -> str:
+    match node:
+        case nodes.Literal(data):
+            return data.decode()
+        case nodes.CharSet(ranges):
+            return chr(ranges[0][0])
+        case nodes.Concat(items):
+            return "".join(map(_shortest, items))
+        case nodes.Alternation(items):
+            return _shortest(items[0])
+        case nodes.Repeat(item, low, _):
+            return _shortest(item) * low
+    return ""
 
 
 class Server:
@@ -308,14 +331,20 @@ class Server:
 
     def _allowed(self, body: Mapping[str, Any]) -> str | None:
         """What a constraint that is honoured makes of the answer: the least text of its kind."""
-        fields = {name: body[name] for name in self.behaviour.constraints if name in body}
+        fields: dict[str, Any] = {name: body[name] for name in self.behaviour.constraints if name in body}
         structured = fields.get("structured_outputs") or {}
         if "choice" in structured:
             return str(structured["choice"][0])
         pattern = structured.get("regex") or fields.get("regex")
+        if "grammar" in fields:
+            return example_of_gbnf(fields["grammar"])
         if pattern is not None:
             return example(pattern)
-        schema = structured.get("json") or (fields.get("response_format") or {}).get("json_schema", {}).get("schema")
+        schema = (
+            structured.get("json")
+            or fields.get("json_schema")
+            or (fields.get("response_format") or {}).get("json_schema", {}).get("schema")
+        )
         return json.dumps(least(schema), separators=(",", ":")) if schema is not None else None
 
     def _choice(self, logged: Logged, made: Mapping[str, Any], index: int = 0) -> dict[str, Any]:

@@ -28,6 +28,23 @@ def test_a_constraint_is_sent_where_the_endpoint_proves_to_keep_it() -> None:
         ]
 
 
+def test_a_llama_cpp_server_gets_its_own_grammars() -> None:
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "Code: " + gl.gen("code", regex="[xy]{3}(-[0-9]+)?", max_tokens=8) + gl.gen("word", choices=["yes", 'n"o'])
+        s += gl.gen("line", grammar='root ::= "a" "b"', max_tokens=8)
+
+    server = Server(writes("hello"), constraints=["grammar"])
+    with server, gl.Runtime("m", base_url=server.url) as rt:
+        state = program.run(runtime=rt)
+        assert [state[name] for name in ("code", "word", "line")] == ["xxx", "yes", "ab"]
+        sent = {call.body.get("grammar") for call in server.calls}
+        assert {'root ::= ([x-y]){3,3} ("-" ([0-9]){1,}){0,1}', 'root ::= "yes" | "n\\"o"', 'root ::= "a" "b"'} <= sent
+        with pytest.raises(RemoteError, match="asked 3 times"):  # not sent, as GBNF has no lookahead
+            rt.generate("Code: ", regex="(?=x)[xy]{3}", max_tokens=8)
+        assert "grammar" not in server.calls[-1].body
+
+
 def test_a_server_that_drops_constraints_is_found_out_and_its_answers_are_mended() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -37,7 +54,7 @@ def test_a_server_that_drops_constraints_is_found_out_and_its_answers_are_mended
 
     with Server(continues('JSON: {"a": 7} and more')) as server, gl.Runtime("m", base_url=server.url) as rt:
         assert program.run(runtime=rt)["json"] == '{"a": 7}'
-        assert rt.usage.probe_calls == 2  # response_format and structured_outputs
+        assert rt.usage.probe_calls == 3  # response_format, structured_outputs and json_schema
     with Server(continues('JSON: {"b": 7}', 'JSON: {"a": 8}')) as server, gl.Runtime("m", base_url=server.url) as rt:
         state = program.run(runtime=rt)
         assert state["json"] == '{"a": 8}'  # gone on with where it left the schema
