@@ -302,9 +302,10 @@ class GraftEngine(Engine):
                 parser.end_of_text(done.stop)  # otherwise the grammar forced that token and continues after it
             return
         length = len(request.prompt) + len(done.token_ids)
+        remedy = "" if self.runtime.config.max_model_len is None else " or raise max_model_len"
         raise RequestTooLong(
             f"the text is {length:,} tokens and the grammar goes on, the context is {self.runtime.max_model_len:,}; "
-            "bound it with max_tokens or raise max_model_len",
+            f"bound it with max_tokens{remedy}",
             length=length,
             limit=self.runtime.max_model_len,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from graftlm.adapters.server.endpoints.info import info_routes
 from graftlm.adapters.server.endpoints.page import History, page_routes
 from graftlm.adapters.server.endpoints.tokens import token_routes
 from graftlm.adapters.server.gate import Gate
-from graftlm.adapters.server.http.errors import ApiError, api_error
+from graftlm.adapters.server.http.errors import ApiError, api_error, field_names
 from graftlm.adapters.server.http.responses import EventStream, WholeAnswer, Writer
 from graftlm.adapters.server.http.wire import Envelope
 from graftlm.adapters.server.intake import Answer, Intake
@@ -98,11 +98,11 @@ class Server:
 
     async def chat(self, http: HttpRequest) -> Response:
         body = await self.read(http, ChatBody)
-        request, form = await self.prepared(body, frozenset(ChatBody.model_fields))
+        request, form = await self.prepared(body, field_names(ChatBody, body.limit_name))
         envelope = self._envelope(http, body, "chatcmpl", "chat.completion.chunk")
         return self._answer([request], ChatWriter(body, envelope, form, request.thinking), body)
 
-    async def prepared(self, body: ChatBody, fields: frozenset[str]) -> tuple[Request, ToolFormat | None]:
+    async def prepared(self, body: ChatBody, fields: Mapping[str, str]) -> tuple[Request, ToolFormat | None]:
         """Return the native request and the format of its calls. Raises ApiError.
 
         fields  names of the fields of the body that came, for the field at fault
@@ -119,13 +119,13 @@ class Server:
             body.check(self.settings.limits)
             calls = await self.run(partial(body.to_calls, self.runtime), apart=body.needs_ids)
         except GraftError as error:
-            raise api_error(error, frozenset(CompletionBody.model_fields)) from error
+            raise api_error(error, field_names(CompletionBody)) from error
         envelope = self._envelope(http, body, "cmpl", "text_completion")
         writer = CompletionWriter(body, envelope, calls, self.runtime)
         return self._answer(writer.requests, writer, body)
 
     def _answer(self, requests: list[Request], writer: Writer, body: Body) -> Response:
-        fields = frozenset(type(body).model_fields)
+        fields = field_names(type(body), body.limit_name)
         answer = self.submit(requests)
         return EventStream(answer, writer, fields) if body.stream else WholeAnswer(answer, writer, fields)
 

@@ -72,7 +72,7 @@ class Bodies:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._parsers, self._parse_large, raw, kind)
         except ValidationError as error:
-            raise invalid_body(error, frozenset(kind.model_fields)) from None
+            raise invalid_body(error, kind.model_fields) from None
 
     def _parse_large(self, raw: bytes, kind: type[AnyBody]) -> AnyBody:
         limits = self._settings.limits

@@ -53,15 +53,8 @@ class OutputWriter:
                     "no text was found that completes the constraint, so that max_tokens could cut one; simplify the "
                     "constraint, or pass close_on_length=False to take a text that is cut"
                 )
-            room = sequence.bounds.max_new_tokens
-            limit, remedy = f"max_tokens is {room}", "raise max_tokens"
-            if sequence.sampling.max_tokens != room:
-                limit = f"the prompt of {sequence.num_prompt_tokens:,} tokens leaves room for {room:,}"
-                remedy = f"shorten it{sequence.bounds.remedy}"
-            raise ConfigError(
-                f"{limit}, but the shortest text that the constraint allows takes up to "
-                f"{matcher.min_tokens_to_accept()} tokens; {remedy}"
-            )
+            num = matcher.min_tokens_to_accept()
+            raise _too_short(sequence, f"the shortest text that the constraint allows takes up to {num} tokens")
         self._jump(sequence)
 
     def write(self, sequence: Sequence, token_id: int, sampled: Sampled | None = None) -> None:
@@ -75,7 +68,10 @@ class OutputWriter:
                 raise EngineError(f"token {token_id} was sampled against its grammar's mask")
             left = sequence.remaining - 1
             if self._closes(sequence) and not ends_within(matcher, left):
+                num = matcher.min_tokens_to_accept() + 1
                 matcher.rollback(1)
+                if not sequence.num_generated and matcher.accepting:  # the shortest ending would be an empty answer
+                    raise _too_short(sequence, f"the tool call that the model begins takes up to {num} tokens")
                 self._close(sequence)
                 return
         self._push(sequence, token_id, sampled)
@@ -323,6 +319,16 @@ class OutputWriter:
     def _bytes(self, token_id: int) -> bytes:
         table = self.tokenizer.token_bytes
         return table[token_id] if token_id < len(table) else b""
+
+
+def _too_short(sequence: Sequence, needed: str) -> ConfigError:
+    """Return the error of a request whose tokens allow no answer, with the limit that holds and its remedy."""
+    room = sequence.bounds.max_new_tokens
+    limit, remedy = f"max_tokens is {room}", "raise max_tokens"
+    if sequence.sampling.max_tokens != room:
+        limit = f"the prompt of {sequence.num_prompt_tokens:,} tokens leaves room for {room:,}"
+        remedy = f"shorten it{sequence.bounds.remedy}"
+    return ConfigError(f"{limit}, but {needed}; {remedy}")
 
 
 def _timing(sequence: Sequence) -> Timing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from graftlm.adapters.server.dialects.response_store import ResponseStore, Store
 from graftlm.adapters.server.dialects.response_writer import ResponseWriter
 from graftlm.adapters.server.dialects.responses import ResponsesBody, output_messages
 from graftlm.adapters.server.endpoints.chat import ChatBody
-from graftlm.adapters.server.http.errors import ApiError, api_error, invalid_body, register_form
+from graftlm.adapters.server.http.errors import ApiError, api_error, field_names, invalid_body, register_form
 from graftlm.adapters.server.http.responses import EventStream, WholeAnswer, Writer
 from graftlm.core.errors import GraftError, RequestCancelled
 
@@ -58,14 +58,14 @@ def dialect_routes(server: Server) -> list[Route]:
     ]
 
 
-def _translated(make: Callable[[], Any], fields: frozenset[str]) -> Any:
+def _translated(make: Callable[[], Any], fields: Mapping[str, str]) -> Any:
     """Return a translated body. Raises ApiError for a body that a chat request cannot express."""
     try:
         return make()
     except GraftError as error:
         raise api_error(error, fields) from error
     except ValidationError as error:
-        raise invalid_body(error, frozenset(ChatBody.model_fields)) from error
+        raise invalid_body(error, ChatBody.model_fields) from error
 
 
 class Responses:
@@ -79,7 +79,7 @@ class Responses:
     async def create(self, http: HttpRequest) -> Response:
         server = self._server
         body = await server.read(http, ResponsesBody)
-        caller, fields = _caller(http), frozenset(ResponsesBody.model_fields)
+        caller, fields = _caller(http), field_names(ResponsesBody, "max_output_tokens")
         if body.background and (body.stream or body.store is False):
             raise ApiError(400, "background needs stream=false and store=true", param="background")
         before = self._history(body, caller)
@@ -169,7 +169,7 @@ class Messages:
     async def create(self, http: HttpRequest) -> Response:
         server = self._server
         body = await server.read(http, MessagesBody)
-        fields = frozenset(MessagesBody.model_fields)
+        fields = field_names(MessagesBody)
         request, form = await server.prepared(_translated(body.to_chat, fields), fields)
         writer = MessageWriter(
             f"msg_{secrets.token_hex(12)}", body.model or server.model_names[0], form, request.thinking
@@ -178,7 +178,7 @@ class Messages:
 
     async def count(self, http: HttpRequest) -> Response:
         body = await self._server.read(http, CountBody)
-        fields = frozenset(CountBody.model_fields)
+        fields = field_names(CountBody)
         messages, tools = _translated(body.to_messages, fields), _translated(body.to_tools, fields)
         chat = _translated(lambda: ChatBody(messages=messages, tools=tools), fields)
         request, _ = await self._server.prepared(chat, fields)
@@ -202,7 +202,7 @@ class Ollama:
     async def _generate(self, http: HttpRequest, kind: type[OllamaChatBody] | type[GenerateBody]) -> Response:
         server = self._server
         body = await server.read(http, kind)
-        fields, is_chat = frozenset(kind.model_fields), kind is OllamaChatBody
+        fields, is_chat = field_names(kind, "options.num_predict"), kind is OllamaChatBody
         chat, name = _translated(body.to_chat, fields), body.model or server.model_names[0]
         if chat is None:
             return JSONResponse(OllamaWriter(name, None, chat=is_chat).loaded())
@@ -236,7 +236,7 @@ class Ollama:
 
 
 def _answer(
-    server: Server, request: Request, writer: Writer, fields: frozenset[str], *, streams: bool
+    server: Server, request: Request, writer: Writer, fields: Mapping[str, str], *, streams: bool
 ) -> EventStream | WholeAnswer:
     answer = server.submit([request])
     return EventStream(answer, writer, fields) if streams else WholeAnswer(answer, writer, fields)

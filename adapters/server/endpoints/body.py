@@ -119,6 +119,11 @@ class Body(Fields):
         """The number of sequences that the request runs."""
         return self.n or 1
 
+    @property
+    def limit_name(self) -> str:
+        """The field that limits the generated tokens."""
+        return "max_tokens"
+
     def check(self, limits: Limits) -> None:
         """Raise ConfigError for a request beyond the limits, before it costs more than its parsing."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []

@@ -48,6 +48,10 @@ class ChatBody(Body):
     def native_tools(self) -> tuple[Tool, ...]:
         return named_apart(map(Tool.from_openai, self.tools or ()))
 
+    @property
+    def limit_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens in (None, -1) else "max_completion_tokens"
+
     def form(self, runtime: Runtime) -> ToolFormat | None:
         """Return the model's format of tool calls; None if the answer can contain none."""
         choice = ToolChoice.read(self.tool_choice, self.native_tools, parallel=self.parallel_tool_calls)

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from graftlm.adapters.server.endpoints.completions import token_text
-from graftlm.adapters.server.http.errors import api_error
+from graftlm.adapters.server.http.errors import api_error, field_names
 from graftlm.core.errors import ConfigError, GraftError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class DetokenizeBody(BaseModel):
     tokens: list[int]
 
 
-_FIELDS = frozenset(DetokenizeBody.model_fields)
+_FIELDS = field_names(DetokenizeBody)
 
 
 def token_routes(server: Server) -> list[Route]:
@@ -79,7 +79,7 @@ def token_routes(server: Server) -> list[Route]:
         try:
             ids = await asyncio.to_thread(body.ids, server.runtime)
         except GraftError as error:
-            raise api_error(error, frozenset(TokenizeBody.model_fields)) from error
+            raise api_error(error, field_names(TokenizeBody)) from error
 
         def answer() -> Response:
             texts = [token_text(tokenizer, i) for i in ids] if body.return_token_strs else None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from graftlm.core.errors import (
     ConfigError,
@@ -73,7 +75,16 @@ _BY_TYPE: tuple[tuple[type[GraftError], int, str, str | None], ...] = (
 )
 
 
-def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> ApiError:
+@cache
+def field_names(body: type[BaseModel], max_tokens: str = "max_tokens") -> Mapping[str, str]:
+    """Return the names of a body's fields by the names that errors of the runtime have for them.
+
+    max_tokens  the field that limits the generated tokens
+    """
+    return {**{name: name for name in body.model_fields}, "max_tokens": max_tokens}
+
+
+def api_error(error: BaseException, fields: Mapping[str, str] = MappingProxyType({})) -> ApiError:
     """Return the response for `error`.
 
     fields  names of the request's body: if the message begins with one, that field, with its subfields, is at fault.
@@ -84,13 +95,16 @@ def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> Api
         if isinstance(error, kind):
             message = str(error)
             found = re.match(r"(\w+)(\.\w+)*\b", message)
-            param = found.group() if found and found.group(1) in fields else None
+            param = None
+            if found and (name_here := fields.get(found.group(1))):
+                message = re.sub(rf"\b{found.group(1)}\b", name_here, message)
+                param = name_here + found.group()[len(found.group(1)) :]
             retry_after = 1 if status == 429 else None
             return ApiError(status, message, kind=name, param=param, code=code, retry_after=retry_after)
     return ApiError(500, f"the server failed: {type(error).__name__}: {error}", kind=_SERVER, code="internal_error")
 
 
-def invalid_body(error: ValidationError, known: frozenset[str]) -> ApiError:
+def invalid_body(error: ValidationError, known: Collection[str]) -> ApiError:
     """Return the 400 that names the first invalid field."""
     first: Any = error.errors(include_url=False, include_context=False)[0]
     path = ".".join(str(part) for part in first["loc"] if not _is_branch(part))

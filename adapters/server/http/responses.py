@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -83,7 +83,7 @@ class OpenAIStream:
 class WholeAnswer(Response):
     """One JSON object, sent when all requests have ended."""
 
-    def __init__(self, answer: Answer, writer: Writer, fields: frozenset[str]) -> None:
+    def __init__(self, answer: Answer, writer: Writer, fields: Mapping[str, str]) -> None:
         self.answer, self.writer, self.fields = answer, writer, fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +111,7 @@ class EventStream(Response):
     end, and the chunks that a slow client has delayed.
     """
 
-    def __init__(self, answer: Answer, writer: Writer, fields: frozenset[str]) -> None:
+    def __init__(self, answer: Answer, writer: Writer, fields: Mapping[str, str]) -> None:
         self.answer, self.writer, self.fields = answer, writer, fields
         self._completions: dict[int, Completion] = {}
         self._begun = False

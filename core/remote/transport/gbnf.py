@@ -76,8 +76,7 @@ def _atom(node: Node) -> str:
         case nodes.Repeat(item, low, high):
             if max(low, high or 0) > MAX_REPEATS:
                 raise _Inexpressible
-            inner = f"({_alternatives(item)})"
-            return inner + ("{%d,}" % low if high is None else "{%d,%d}" % (low, high))
+            return f"({_alternatives(item)}){{{low},{'' if high is None else high}}}"
         case nodes.Concat() | nodes.Alternation((_, *_)):
             return f"({_alternatives(node)})"
         case _:

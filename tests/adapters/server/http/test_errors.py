@@ -142,3 +142,50 @@ def test_the_tool_at_fault_is_named(client: openai.OpenAI) -> None:
 def test_an_unknown_path_lists_the_known_ones(server: Served) -> None:
     message = httpx.get(f"{server.url}/v1/nothing").json()["error"]["message"]
     assert "/v1/chat/completions" in message
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CALLED = {**CHAT, "messages": [{"role": "user", "content": "Mara is a baker. What is the weather in Rome?"}]}
+NAMED = {"name": "weather", "description": "the weather of a city"}
+FUNCTION = {"type": "function", "function": {**NAMED, "parameters": WEATHER}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": WEATHER}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/chat/completions", CALLED | {"response_format": FORMAT, "max_tokens": 2}, "max_tokens"),
+        ("/v1/chat/completions", CALLED | {"tools": [FUNCTION], "max_tokens": 2}, "max_tokens"),
+        ("/v1/chat/completions", CALLED | {"tools": [FUNCTION], "max_completion_tokens": 2}, "max_completion_tokens"),
+        ("/v1/chat/completions", CALLED | {"tools": [FUNCTION], "max_tokens": 2, "stream": True}, "max_tokens"),
+        ("/v1/completions", {"prompt": "x", "json_schema": WEATHER, "max_tokens": 2}, "max_tokens"),
+        (
+            "/v1/responses",
+            {
+                "input": CALLED["messages"],
+                "tools": [{"type": "function", **FUNCTION["function"]}],
+                "max_output_tokens": 2,
+            },
+            "max_output_tokens",
+        ),
+        (
+            "/v1/messages",
+            {"messages": CALLED["messages"], "tools": [{**NAMED, "input_schema": WEATHER}], "max_tokens": 2},
+            "max_tokens",
+        ),
+        (
+            "/api/chat",
+            {"messages": CALLED["messages"], "tools": [FUNCTION], "options": {"num_predict": 2}, "stream": False},
+            "options.num_predict",
+        ),
+    ],
+)
+def test_tokens_that_allow_no_valid_answer_are_refused_alike_everywhere(
+    server: Served, path: str, body: dict[str, Any], limit: str
+) -> None:
+    """An answer under a schema and one with tools used to differ: the second was empty, with status 200."""
+    greedy = {"options": {**body["options"], "temperature": 0}} if "options" in body else {"temperature": 0}
+    response = httpx.post(f"{server.url}{path}", json={"model": "sprout", **body, **greedy}, timeout=60)
+    assert response.status_code == 400
+    assert f"{limit} is 2, but " in response.text
+    assert f"raise {limit}" in response.text
