@@ -240,6 +240,8 @@ class EngineConfig:
     revision         branch, tag or commit of a model on the Hugging Face hub; None is its main branch.
     engine, loader   the engine and the model loader, by names that `graftlm plugins` lists.
     replicas         runtimes with a copy of the model each, with engine="ray".
+    tensor_parallel  processes that hold a part of each layer, on a GPU each, or on the CPU; it must divide the number
+                     of KV heads.
     grammar_engine   the compiler of constraints, by such a name; None takes the fastest engine that supports each.
     shared_prefix_decode  read a prefix that rows of a step share once for all of them.
     jump_forward     append the tokens that a grammar forces without running the model for them.
@@ -268,6 +270,7 @@ class EngineConfig:
     revision: str | None = None
     engine: str = "local"
     replicas: int = 1
+    tensor_parallel: int = 1
     loader: str = "hf"
     grammar_engine: str | None = None
     shared_prefix_decode: bool = True
@@ -303,6 +306,7 @@ class EngineConfig:
         )
         _check_whole("max_batch", self.max_batch, 1)
         _check_whole("replicas", self.replicas, 1)
+        _check_whole("tensor_parallel", self.tensor_parallel, 1)
         _check(
             self.replicas == 1 or self.engine != "local",
             f"replicas is {self.replicas} with engine='local', which is one; use engine='ray'",

@@ -395,6 +395,10 @@ class LocalEngine:
         goals = {row.sequence: goal_of(row) for row in rows if row.sequence.progress.status != "finished"}
         try:
             self.spec.check_device()
+        except EngineError as lost:  # another process of the model
+            for sequence in goals:
+                self.requests.fail(sequence, lost)
+            raise
         except Exception:
             for sequence in goals:
                 self.requests.fail(sequence, step_error(f"a step of {len(rows)} sequences failed", error))

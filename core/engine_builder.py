@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from graftlm.core.model.qualify import AttentionFactory
     from graftlm.core.sampling.device_sampler import DeviceSampler
     from graftlm.core.scheduling.steps_ahead import StepRunner
+    from graftlm.core.tensor_parallel.ranks import Ranks
     from graftlm.core.text.tokenizer import Tokenizer
     from graftlm.kernels.attention import Attention
     from graftlm.kernels.kv_store import KVStore
@@ -92,6 +93,7 @@ def build_local(
     from graftlm.core.constraint import prepare_constraints
     from graftlm.core.engine import LocalEngine
     from graftlm.core.model.lease import ModelLease
+    from graftlm.core.tensor_parallel.ranks import loading_for
     from graftlm.kernels.cpu.contention import CoreContention
     from graftlm.kernels.cpu.cores import fit_threads
     from graftlm.plugins import manager
@@ -100,11 +102,21 @@ def build_local(
     registry = manager.load()
     prepare_constraints(tokenizer)
     fit_threads()  # before weights are packed, in a layout that may depend on their number
-    lease = ModelLease(model)
+    lease, crew = ModelLease(model), None
     try:
-        loaded = registry.models[config.loader](model, config, tokenizer)
-        spec = build_runner(loaded, config, registry.attention)
+        if config.tensor_parallel > 1:
+            from graftlm.core.tensor_parallel.crew import Crew
+
+            crew = Crew.of(model, config, wake)
+            config = replace(config, device=str(crew.ranks.device))
+        with loading_for(crew.ranks if crew is not None else None):
+            loaded = registry.models[config.loader](model, config, tokenizer)
+            spec = build_runner(loaded, config, registry.attention)
+        if crew is not None:
+            spec = crew.over(spec)
     except BaseException:
+        if crew is not None:
+            crew.close()
         lease.release()
         raise
 
@@ -128,6 +140,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
     from graftlm.core.kv.kv_format import kv_format
     from graftlm.core.model.kv_scales import kv_scales
+    from graftlm.core.tensor_parallel.ranks import ranks_at_hand
     from graftlm.kernels.kv_store import FP8
     from graftlm.kernels.wire_plan import RESERVED
 
@@ -139,6 +152,8 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     states = num_states(loaded, config)
     state_bytes = (states + RESERVED) * loaded.states.num_bytes if loaded.states is not None else 0
     num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded), state_bytes)
+    if (ranks := ranks_at_hand()) is not None:
+        num_slots, states = _agreed(ranks, loaded, str(kv), num_slots, states)
     if loaded.lane == "serial":
         refuse_tiers(loaded, config)
         from graftlm.core.execution.serial import SerialRunner
@@ -185,6 +200,20 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         num_states=states,
         host_tier=host_tier(config, store, pool, max_tokens=loaded.max_model_len),
     )
+
+
+def _agreed(ranks: Ranks, loaded: LoadedModel, kv: str, num_slots: int, num_states: int) -> tuple[int, int]:
+    """Agree with the other ranks on the slots of the pools. Raises ConfigError if the ranks differ otherwise."""
+    from graftlm.core.tensor_parallel.ranks import Meeting
+
+    if loaded.lane != "paged":
+        raise ConfigError(
+            f"tensor_parallel is {ranks.size}, which {loaded.name} cannot use: {loaded.lane_reason}; use "
+            "tensor_parallel=1"
+        )
+    facts = {"modules": loaded.execution, "KV cache": kv, "dtype": str(loaded.dtype), "lane": loaded.lane}
+    common = ranks.agree(Meeting(facts, num_slots, num_states))
+    return common.num_slots, common.num_states
 
 
 def _synchronize(device: torch.device) -> None:

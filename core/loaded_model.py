@@ -25,6 +25,7 @@ Lane = Literal["paged", "serial"]
 class LoadedModel:
     """A model on its device, with the facts that the runtime needs.
 
+    tokenizer        None where tokens are chosen in another process
     kv_layout        K and V of one token in each attention layer; empty in the serial lane
     bytes_per_token  of KV; an estimate in the serial lane
     vocab_size       width of the logits, which may exceed the tokenizer's vocabulary
@@ -40,7 +41,7 @@ class LoadedModel:
 
     model: nn.Module
     hf_config: Any
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     device: torch.device
     dtype: torch.dtype
     max_model_len: int

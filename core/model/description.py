@@ -117,16 +117,22 @@ def describe(
 
     tokenizer  a Hugging Face tokenizer or a Tokenizer; None loads the one of `source`
     """
-    wrapped = _tokenizer(tokenizer, source, config, hf_model)
+    return describe_model(hf_model, _tokenizer(tokenizer, source, config, hf_model), name, config, device)
+
+
+def describe_model(
+    hf_model: Any, tokenizer: Tokenizer | None, name: str, config: EngineConfig, device: torch.device
+) -> LoadedModel:
+    """As `describe`, with a tokenizer at hand, or none for a runner whose tokens are chosen elsewhere."""
     return LoadedModel(
         model=hf_model,
         hf_config=hf_model.config,
-        tokenizer=wrapped,
+        tokenizer=tokenizer,
         device=device,
         dtype=dtype_of(hf_model),
         max_model_len=_context(hf_model.config, config),
         vocab_size=_vocab_size(hf_model),
-        eos_token_ids=wrapped.eos_token_ids,
+        eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else (),
         name=name,
     )
 

@@ -16,13 +16,15 @@ from graftlm.core.fusion.latent_attention import fuse_latent
 from graftlm.core.fusion.linears import Fusions, fuse, pack_quantised
 from graftlm.core.kv.memory import check_weights_fit, give_back
 from graftlm.core.loaded_model import LoadedModel
-from graftlm.core.model.description import describe, resolve, source_of
+from graftlm.core.model.description import describe, describe_model, resolve, source_of
 from graftlm.core.model.kernel_warmup import rehearse
 from graftlm.core.model.known_models import learn, read_known
 from graftlm.core.model.lane import check_strict, choose_lane, default_attention
 from graftlm.core.model.qualify import AttentionFactory, Reference
 from graftlm.core.model.quantised.held import widen
 from graftlm.core.model.weights import choose_device, choose_dtype, leave_files, read_weights
+from graftlm.core.tensor_parallel.ranks import ranks_at_hand
+from graftlm.core.tensor_parallel.shards import read_shard
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.jit.compile_server import CompileServer
 
@@ -59,13 +61,14 @@ def load_model(
         except Exception as error:
             raise ModelError(f"{loaded.name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
         if rehearsal is not None:
-            _ = loaded.tokenizer.token_bytes  # computed here for the engine
+            if loaded.tokenizer is not None:
+                _ = loaded.tokenizer.token_bytes  # computed here for the engine
             rehearsal.wait()
     hf_model = loaded.model
     ours = not isinstance(model, nn.Module)
     learned = (
         None
-        if isinstance(model, nn.Module)
+        if isinstance(model, nn.Module) or ranks_at_hand() is not None
         else learn(resolve(model, revision=config.revision), loaded, reference, config)
     )
     if device.type == "cpu":
@@ -102,10 +105,16 @@ def _read(
     else:
         source = resolve(model, verify=True, revision=config.revision)
         name = os.fspath(model)
-        known = read_known(source, config) if device.type == "cpu" else None
-        hf_model = known if known is not None else read_weights(source, config, device)
+        ranks = ranks_at_hand()
+        if ranks is not None:
+            hf_model = read_shard(source, config, ranks)
+        else:
+            known = read_known(source, config) if device.type == "cpu" else None
+            hf_model = known if known is not None else read_weights(source, config, device)
     check_weights_fit(name, hf_model, device)
     hf_model = hf_model.to(device).eval()
+    if (ranks := ranks_at_hand()) is not None and ranks.rank:
+        return describe_model(hf_model, None, name, config, device)  # a follower has no tokenizer
     return describe(hf_model, tokenizer, source, name, config, device)
 
 

@@ -142,7 +142,7 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     kept_plain = device.type == "cpu" and config.quantization is None and not config.trust_remote_code
     try:
         with (
-            _progress_bars(shown=not config.quiet and sys.stderr.isatty()),
+            progress_bars(shown=not config.quiet and sys.stderr.isatty()),
             read_once(converted_files(source, options["dtype"]) if kept_plain else ()),
         ):
             read: Any = AutoModelForCausalLM.from_pretrained(
@@ -191,17 +191,17 @@ def _read_quantised(source: str, config: EngineConfig, device: torch.device) -> 
     chosen = choose_dtype(config, device)
     own = getattr(hf_config, "dtype", None)
     dtype = chosen if isinstance(chosen, torch.dtype) else torch.float32 if own is torch.float32 else torch.bfloat16
-    folder = _snapshot(source)
+    folder = snapshot(source)
     quantization = quantization_of(hf_config, folder)
     assert quantization is not None
     try:
-        with _progress_bars(shown=False):
+        with progress_bars(shown=False):
             return read_checkpoint(source, folder, hf_config, quantization, dtype, device)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"no model could be loaded from {source!r}: {why_not(source, error)}") from error
 
 
-def _snapshot(source: str) -> Path:
+def snapshot(source: str) -> Path:
     """Return the folder of a model's files, downloaded if they are not on this machine."""
     if os.path.isdir(source):
         return Path(source)
@@ -225,7 +225,7 @@ def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.
     if (device.type, chosen, dtype) == ("cpu", "auto", torch.float16):
         dtype = torch.float32  # half precision has no fast matmul on CPUs
     try:
-        with _progress_bars(shown=False):
+        with progress_bars(shown=False):
             return read_model(file, hf_config, dtype, device)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(
@@ -254,7 +254,7 @@ def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Mo
 
 
 @contextmanager
-def _progress_bars(*, shown: bool) -> Iterator[None]:
+def progress_bars(*, shown: bool) -> Iterator[None]:
     """Switch off transformers' progress bars unless `shown`, and restore the setting afterwards."""
     from transformers.utils import logging
 

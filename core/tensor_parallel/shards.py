@@ -1,0 +1,81 @@
+"""The shard of a rank: reads only its parts of the files, and adds the sums over the ranks to the modules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ModelError
+from graftlm.core.hub import why_not
+from graftlm.core.model.description import model_config
+from graftlm.core.model.weights import choose_dtype, progress_bars, snapshot
+from graftlm.core.tensor_parallel.ranks import Ranks, summing_hook
+from graftlm.core.tensor_parallel.shard_plan import ShardPlan
+
+
+def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
+    """Read the shard of a rank. Raises ModelError if the files cannot be read or lack weights."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    hf_config = model_config(source, config)
+    plan = ShardPlan.of(source, hf_config, ranks.size)
+    dtype = _dtype(hf_config, config, ranks.device)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    try:
+        state = dict(_pieces(snapshot(source), plan, ranks, dtype))
+        with progress_bars(shown=not config.quiet and sys.stderr.isatty()):
+            read: Any = model_class.from_pretrained(
+                None, config=plan.hf_config, state_dict=state, dtype=dtype, output_loading_info=True
+            )
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise ModelError(f"no model could be loaded from {source!r}: {why_not(source, error)}") from error
+    model, report = read
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"{source!r} lacks {len(missing)} weights, {missing[0]!r} first; its files are incomplete or of another "
+            "architecture than its config.json says"
+        )
+    model.config.name_or_path = source
+    with suppress(OSError):
+        from transformers import GenerationConfig
+
+        model.generation_config = GenerationConfig.from_pretrained(source)
+    add_sums(model, plan, ranks)
+    loaded: nn.Module = model
+    return loaded
+
+
+def add_sums(model: nn.Module, plan: ShardPlan, ranks: Ranks) -> None:
+    """Sum the outputs of the modules that compute parts of sums."""
+    for name in plan.sums:
+        model.get_submodule(name).register_forward_hook(summing_hook(ranks))
+
+
+def _dtype(hf_config: Any, config: EngineConfig, device: torch.device) -> torch.dtype:
+    chosen = choose_dtype(config, device)
+    own = getattr(hf_config, "dtype", None)
+    dtype = chosen if isinstance(chosen, torch.dtype) else own if isinstance(own, torch.dtype) else torch.float32
+    half_on_cpu = (device.type, chosen, dtype) == ("cpu", "auto", torch.float16)
+    return torch.float32 if half_on_cpu else dtype  # half precision has no fast matmul on CPUs
+
+
+def _pieces(folder: Path, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield this rank's part of every tensor."""
+    from safetensors import safe_open
+
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ModelError(f"{str(folder)!r} has no safetensors files, the only ones of which a part can be read")
+    for path in paths:
+        file: Any
+        with safe_open(str(path), "pt") as file:
+            for name in file.keys():  # noqa: SIM118, a method of safetensors
+                part = plan.piece(name).of(file.get_slice(name), ranks.rank, ranks.size)
+                yield name, part.to(dtype) if part.is_floating_point() else part
