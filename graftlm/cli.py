@@ -222,6 +222,12 @@ def serve(
     max_open_requests: Annotated[int, typer.Option(help="One more gets status 429.")] = 1024,
     request_timeout: Annotated[float | None, typer.Option(help="Seconds after which a request ends.")] = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds to finish requests after SIGTERM.")] = 30.0,
+    allow_media_url: Annotated[
+        list[str] | None, typer.Option(help="A host whose https pictures are fetched; may be given again.")
+    ] = None,
+    allowed_media_path: Annotated[
+        list[str] | None, typer.Option(help="A folder whose pictures requests may name; may be given again.")
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Runtimes with a copy of the model each, on Ray.")] = 1,
     option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE of the runtime, as dtype=bfloat16; may be given again.")
@@ -246,6 +252,8 @@ def serve(
         max_open_requests=max_open_requests,
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,
+        media_hosts=tuple(allow_media_url or ()),
+        media_folders=tuple(allowed_media_path or ()),
         limits=process.read_limits(limit or ()),
     )
     options = process.read_options(option or ())

@@ -30,6 +30,7 @@ from graftlm.adapters.server.http.errors import ApiError, api_error, field_names
 from graftlm.adapters.server.http.responses import EventStream, WholeAnswer, Writer
 from graftlm.adapters.server.http.wire import Envelope
 from graftlm.adapters.server.intake import Answer, Intake
+from graftlm.adapters.server.media import Media, holds_media
 from graftlm.adapters.server.metrics import Metrics
 from graftlm.adapters.server.settings import ServerSettings
 from graftlm.core.errors import GraftError
@@ -58,6 +59,7 @@ class Server:
         self.draining = self.sends_outside_tasks = False
         self.intake: Intake | None = None
         self.bodies = Bodies(self.settings)
+        self.media = Media(runtime, self.settings)
         self.metrics = Metrics(runtime, self.model_names[0])
         self._history = History(self)
         routes = [
@@ -109,6 +111,8 @@ class Server:
         """
         try:
             body.check(self.settings.limits)
+            if holds_media(body.messages):
+                return await self.media.prepared(body)
             return await self.run(partial(body.convert, self.runtime))
         except GraftError as error:
             raise api_error(error, fields) from error

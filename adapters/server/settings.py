@@ -16,6 +16,7 @@ class Limits:
     header_s, body_s       seconds in which the headers and the body of a request must arrive.
     connections_per_client connections of one address; beyond them, the one that has waited longest is closed.
     held_body_bytes        bytes of all bodies that are arriving; a body beyond them gets status 429.
+    held_media_bytes       bytes of pictures and videos of all requests, as sent and as processed; more get status 429.
     json_members           members of all objects in a body.
     json_values            all values in a body: members, elements of arrays, token ids.
     messages, tools        of one request.
@@ -33,6 +34,7 @@ class Limits:
     body_s: float = 60.0
     connections_per_client: int = 1024
     held_body_bytes: int = 128 << 20
+    held_media_bytes: int = 2 << 30
     json_members: int = 100_000
     json_values: int = 2_000_000
     messages: int = 10_000
@@ -68,6 +70,8 @@ class ServerSettings:
     max_body_bytes       limit of a request's body in bytes; a longer one gets status 413.
     request_timeout_s    a longer request ends with status 408; None for no limit.
     drain_timeout_s      seconds that requests have to finish after SIGTERM.
+    media_hosts          hosts whose https URLs of pictures and videos are fetched, by their exact names.
+    media_folders        folders whose pictures and videos a request may name by path.
     max_step_s           after a longer step of the engine `/health` answers 503.
     limits               the other limits.
     """
@@ -83,6 +87,8 @@ class ServerSettings:
     request_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     max_step_s: float = 120.0
+    media_hosts: tuple[str, ...] = ()
+    media_folders: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from graftlm.adapters.server.dialects.stream import (
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.adapters.server.http.responses import EVENTS
+from graftlm.core.chat.messages import media_part
 from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import ConfigError
@@ -129,14 +130,13 @@ def _turns(message: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
         match block:
             case {"type": "text", "text": str(text)}:
                 parts.append({"type": "text", "text": text})
-            case {"type": "image", "source": Mapping() as source}:
-                parts.append({"type": "image_url", "image_url": {"url": _image_url(source, where)}})
+            case {"type": "image" | "image_url"} if media_part(block, where) is not None:
+                parts.append(block)
             case {"type": "tool_use", "name": str(name)} if role == "assistant":
                 function = {"name": name, "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False)}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case {"type": "tool_result", "tool_use_id": str(call_id)} if role == "user":
-                result = _text(block.get("content") or "", where)
-                result = f"Error: {result}" if block.get("is_error") else result
+                result = _result(block, where)
                 results.append({"role": "tool", "tool_call_id": call_id, "content": result})
             case {"type": "thinking", "thinking": str(text)} if role == "assistant":
                 thought += text
@@ -164,13 +164,14 @@ def _text(content: Any, where: str) -> str:
     return "\n".join(block["text"] for block in content)
 
 
-def _image_url(source: Mapping[str, Any], where: str) -> str:
-    match source:
-        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
-            return f"data:{kind};base64,{data}"
-        case {"type": "url", "url": str(url)}:
-            return url
-    raise ConfigError(f"{where} has an image with the source {str(source)[:80]}; give base64 or url")
+def _result(block: Mapping[str, Any], where: str) -> str | list[Any]:
+    """Return the content of a tool's result: text, or parts if there are pictures among them."""
+    content = block.get("content") or ""
+    blocks = [] if isinstance(content, str) else content
+    pictures = [one for one in blocks if isinstance(one, Mapping) and media_part(one, where) is not None]
+    text = _text(content if isinstance(content, str) else [one for one in content if one not in pictures], where)
+    text = f"Error: {text}" if block.get("is_error") else text
+    return [{"type": "text", "text": text}, *pictures] if pictures else text
 
 
 def _tool(tool: Mapping[str, Any], index: int) -> dict[str, Any]:

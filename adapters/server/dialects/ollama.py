@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from graftlm.adapters.server.dialects.stream import Call, ItemReader, Thought, items_of, object_of
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
+from graftlm.core.chat.messages import data_url
 from graftlm.core.chat.thinking import ThinkingFormat
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import ConfigError
@@ -146,7 +147,8 @@ def _message(message: Mapping[str, Any], index: int, ids: list[str]) -> dict[str
     found: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
     found["reasoning"] = message.get("thinking")
     if images := message.get("images"):
-        urls = [{"type": "image_url", "image_url": {"url": f"data:image;base64,{image}"}} for image in images]
+        where = f"messages[{index}]"
+        urls = [{"type": "image_url", "image_url": {"url": data_url(one, None, "image", where)}} for one in images]
         found["content"] = [*urls, {"type": "text", "text": found["content"]}]
     if calls := message.get("tool_calls"):
         found["tool_calls"] = [

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from graftlm.adapters.server.endpoints.chat import ChatBody
+from graftlm.core.chat.messages import media_part
 from graftlm.core.errors import ConfigError
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -166,8 +167,8 @@ def _content(content: Any, index: int) -> Any:
                 parts.append({"type": "text", "text": text})
             case {"type": "refusal", "refusal": str(text)}:
                 parts.append({"type": "text", "text": text})
-            case {"type": "input_image", "image_url": str(url)}:
-                parts.append({"type": "image_url", "image_url": {"url": url, "detail": part.get("detail") or "auto"}})
+            case {"type": str()} if media_part(part, f"input[{index}]") is not None:
+                parts.append(part)
             case _:
                 kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
                 raise ConfigError(

@@ -44,6 +44,9 @@ class ChatBody(Body):
     reasoning_effort: str | None = None
     thinking_budget: int | None = Field(default=None, ge=0)
 
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+
     @cached_property
     def native_tools(self) -> tuple[Tool, ...]:
         return named_apart(map(Tool.from_openai, self.tools or ()))
@@ -57,7 +60,24 @@ class ChatBody(Body):
         choice = ToolChoice.read(self.tool_choice, self.native_tools, parallel=self.parallel_tool_calls)
         return None if choice.mode == "none" else ToolFormat.learn(runtime.tokenizer)
 
+    @property
+    def frames_of_videos(self) -> int | None:
+        """The frames of each video, in vLLM's form. Raises ConfigError for other options of media."""
+        for name, value in (self.mm_processor_kwargs or {}).items():
+            raise ConfigError(
+                f"mm_processor_kwargs.{name} is {value!r}; a request sets no options of it here, leave it out"
+            )
+        given = dict(self.media_io_kwargs or {})
+        video = given.pop("video", None) or {}
+        if other := [*given, *(f"video.{name}" for name in video if name != "num_frames")]:
+            raise ConfigError(f"media_io_kwargs.{other[0]} is unknown here; known: video.num_frames")
+        count = video.get("num_frames")
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ConfigError(f"media_io_kwargs.video.num_frames is {count!r}; give a whole number above 0")
+        return count
+
     def check(self, limits: Limits) -> None:
+        self.frames_of_videos  # noqa: B018  (checked without videos as well)
         limit("messages", len(self.messages), limits.messages, "entries")
         limit("tools", len(self.tools or ()), limits.tools, "entries")
         super().check(limits)

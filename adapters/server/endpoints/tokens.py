@@ -12,11 +12,11 @@ from starlette.routing import Route
 
 from graftlm.adapters.server.endpoints.completions import token_text
 from graftlm.adapters.server.http.errors import api_error, field_names
+from graftlm.adapters.server.media import holds_media
 from graftlm.core.errors import ConfigError, GraftError
 
 if TYPE_CHECKING:
     from graftlm.adapters.server.app import Server
-    from graftlm.core.runtime import Runtime
 
 
 MAX_TOKENS = 1 << 20
@@ -36,7 +36,8 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
-    def ids(self, runtime: Runtime) -> list[int]:
+    def ids(self, server: Server) -> list[int]:
+        runtime = server.runtime
         if (self.prompt is None) == (self.messages is None):
             raise ConfigError("prompt and messages: give exactly one of them")
         if self.prompt is not None:
@@ -46,9 +47,8 @@ class TokenizeBody(BaseModel):
                 raise given
             found: list[int] = (tokenizer.with_bos(given) if self.add_special_tokens else given).tolist()
             return found
-        encoded = runtime.processor.encode(
-            self.messages or [], self.tools, add_generation_prompt=self.add_generation_prompt
-        )
+        messages = server.media.read(self.messages or []) if holds_media(self.messages or []) else self.messages or []
+        encoded = runtime.processor.encode(messages, self.tools, add_generation_prompt=self.add_generation_prompt)
         ids: list[int] = encoded.ids.tolist()
         return ids
 
@@ -77,7 +77,7 @@ def token_routes(server: Server) -> list[Route]:
         body = await server.read(http, TokenizeBody)
         tokenizer = server.runtime.tokenizer
         try:
-            ids = await asyncio.to_thread(body.ids, server.runtime)
+            ids = await asyncio.to_thread(body.ids, server)
         except GraftError as error:
             raise api_error(error, field_names(TokenizeBody)) from error
 
