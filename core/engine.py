@@ -29,6 +29,8 @@ from graftlm.core.scheduling.step_times import StepPrices
 from graftlm.core.scheduling.steps_ahead import StepsAhead
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from graftlm.core.engine_builder import Runner, RunnerSpec
     from graftlm.core.text.tokenizer import Tokenizer
 
@@ -175,6 +177,15 @@ class LocalEngine:
         self.cache.clear()
         if self.drafter is not None:
             self.drafter.forget()
+
+    def drop(self, ids: np.ndarray, keep: int) -> None:
+        """Free the cached KV of `ids` after the first `keep` tokens, unless something else uses it."""
+        tiers = self.cache.tiers
+        if tiers is not None:
+            tiers.paused = True  # it is not needed in host memory either
+        self.cache.pool.free(self.cache.tree.drop(ids, keep))
+        if tiers is not None:
+            tiers.paused = False
 
     def unpin(self, pin: int) -> None:
         """Let a pinned prefix be evicted again."""

@@ -340,6 +340,13 @@ class Runtime:
         if self._thread.engine is not None:
             self._thread.call(lambda engine: engine.clear_cache(), "clear_cache()")
 
+    def drop_cached(self, ids: Sequence[int] | np.ndarray, keep: int = 0) -> None:
+        """Give back the KV of token ids that no request needs again, after the first `keep`; returns at once.
+
+        What a running request, a pin or another cached prompt uses stays. Engines without such a call ignore it.
+        """
+        self._thread.post(partial(_drop_cached, np.asarray(ids, np.int32), keep))
+
     # -- submission --------------------------------------------------------------------------------------------
 
     def complete(self, request: Request) -> Completion:
@@ -458,3 +465,9 @@ class Runtime:
             raise self._thread.failure
         if self._thread.closed:
             raise EngineError("the runtime is closed; make a new one")
+
+
+def _drop_cached(ids: np.ndarray, keep: int, engine: Any) -> None:
+    drop = getattr(engine, "drop", None)
+    if drop is not None:
+        drop(ids, keep)

@@ -127,6 +127,10 @@ def path_of(node: Node) -> tuple[Ids, list[Extent]]:
     return np.concatenate(keys[::-1]) if keys else node.key, extents[::-1]
 
 
+def _whole_pages(num_tokens: int, page_size: int) -> int:
+    return num_tokens - num_tokens % page_size
+
+
 def _root(namespace: str) -> Node:
     return Node(np.empty(0, np.int32), Extent(0, 0), None, 0, namespace)
 
@@ -173,7 +177,7 @@ class RadixTree:
         """Find where a match of `ids` would end. Changes nothing, not even the order of eviction."""
         node, length = self._roots.get(namespace) or _root(namespace), 0
         while child := self._child(node, ids, length):
-            common = self._whole_pages(_common(child.key, ids[length:]))
+            common = _whole_pages(_common(child.key, ids[length:]), self.page_size)
             if common < child.num_tokens:
                 return Peek(node, length + common, child, common)
             node, length = child, length + common
@@ -197,7 +201,7 @@ class RadixTree:
             return found
         node, length, extents = self.root(namespace), 0, []
         while child := self._child(node, ids, length):
-            common = self._whole_pages(_common(child.key, ids[length:]))
+            common = _whole_pages(_common(child.key, ids[length:]), self.page_size)
             if common < child.num_tokens:
                 if common == 0:
                     break
@@ -214,7 +218,7 @@ class RadixTree:
         path: list[Extent] = []
         found = Match(node, [], 0)
         while child := self._child(node, ids, length):
-            if self._whole_pages(_common(child.key, ids[length:])) < child.num_tokens:
+            if _whole_pages(_common(child.key, ids[length:]), self.page_size) < child.num_tokens:
                 break
             path.append(child.extent)
             node, length = child, length + child.num_tokens
@@ -230,7 +234,7 @@ class RadixTree:
         last page that is not full.
         """
         tick = next(self._tick)
-        whole = self._whole_pages(len(ids))
+        whole = _whole_pages(len(ids), self.page_size)
         slots = list(extents)
         match = self.match(ids[:whole], namespace)
         # [owned_from, match.length) became shared meanwhile: give the caller's copies back
@@ -284,6 +288,23 @@ class RadixTree:
             self.version += 1
         return freed
 
+    def drop(self, ids: Ids, keep: int, namespace: str = "") -> list[Extent]:
+        """Remove the cached tokens of `ids` after the first `keep`, in whole pages; return the freed slots.
+
+        Tokens that are locked, or that another cached sequence continues, stay.
+        """
+        freed: list[Extent] = []
+        keep = -(-keep // self.page_size) * self.page_size
+        peek = self.peek(ids, namespace)
+        leaf, depth = peek.node, peek.length - peek.offset
+        while depth > keep and leaf.parent is not None and not leaf.children and not leaf.locks:
+            parent, above = leaf.parent, depth - leaf.num_tokens
+            freed.append(self._remove(leaf) if above >= keep else self._trim(leaf, keep - above))
+            leaf, depth = parent, above
+        if freed:
+            self.version += 1
+        return freed
+
     def continuation(self, peek: Peek, num_tokens: int) -> Ids:
         """The cached tokens that follow where `peek` ended: of the branch used last, at most `num_tokens`."""
         if peek.inside is not None:
@@ -321,9 +342,6 @@ class RadixTree:
 
     def _first_page(self, key: Ids) -> bytes:
         return key[: self.page_size].tobytes()
-
-    def _whole_pages(self, num_tokens: int) -> int:
-        return num_tokens - num_tokens % self.page_size
 
     def _split(self, node: Node, length: int) -> Node:
         """Put a new node above `node` for its first `length` tokens; `node` stays the lower one, so locks hold."""

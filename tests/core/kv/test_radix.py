@@ -55,6 +55,23 @@ def test_eviction_takes_only_the_needed_tail_of_a_leaf() -> None:
     assert tree.match(ids(1, 2, 3, 4)).length == 3
 
 
+def test_drop_frees_the_end_of_a_branch_that_nothing_else_uses() -> None:
+    tree = two_branches()
+    assert slots(tree.drop(ids(1, 2, 5, 6), keep=2)) == [6, 7]
+    assert slots(tree.drop(ids(1, 2, 3, 4), keep=3)) == []  # whole pages only
+    tree.lock(tree.match(ids(1, 2, 3, 4)).node)
+    assert slots(tree.drop(ids(1, 2, 3, 4), keep=0)) == []
+    tree.check_integrity()
+
+
+def test_drop_keeps_what_another_sequence_continues() -> None:
+    tree = two_branches()
+    assert slots(tree.drop(ids(1, 2), keep=0)) == []
+    assert slots(tree.drop(ids(1, 2, 3, 4), keep=0)) == [2, 3]
+    assert slots(tree.drop(ids(1, 2, 5, 6), keep=0)) == [6, 7, 0, 1]
+    assert tree.nodes() == []
+
+
 def test_lfu_evicts_the_leaf_used_least() -> None:
     tree = RadixTree(key=eviction_key(CacheConfig(eviction="lfu")))
     tree.insert(ids(1, 2), [Extent(0, 2)], owned_from=0)
