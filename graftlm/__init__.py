@@ -54,6 +54,13 @@ if TYPE_CHECKING:
         user as user,
         video as video,
     )
+    from graftlm.core.program.primitives import (
+        beam as beam,
+        best_of as best_of,
+        chain_of_thought as chain_of_thought,
+        map as map,
+        vote as vote,
+    )
     from graftlm.core.program.program import (
         program as program,
         set_default_runtime as set_default_runtime,
@@ -87,6 +94,7 @@ _HOME = {
     "graftlm.core.grammar.spec": ("Choices", "JsonSchema", "Lark", "Regex"),
     "graftlm.core.grammar.vocabulary": ("Vocabulary",),
     "graftlm.core.metrics": ("CacheReport", "Stats"),
+    "graftlm.core.program.primitives": ("beam", "best_of", "chain_of_thought", "map", "vote"),
     "graftlm.core.program.program": ("program", "set_default_runtime"),
     "graftlm.core.request": ("Chunk", "Completion", "Request", "Score", "Usage"),
     "graftlm.core.runtime": ("Runtime",),
