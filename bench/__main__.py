@@ -15,6 +15,7 @@ GROUPS = {
     "workloads": "twelve workloads in each framework, beside transformers, its continuous batching and Guidance",
     "ablation": "what each part of the runtime brings to the workloads, by leaving it out",
     "page": "docs/benchmarks.md and bench/notes/workloads.md, their tables written from the committed figures",
+    "compiler": "planned programs, reordered prompts: computed tokens, hit rates, beside the same programs without",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
     "hostile": "attacks on the HTTP server: the p50 of a steady client beside them, the server's memory",
     "serve": "the HTTP server beside the runtime in process, CPU time of a chunk, replicas on Ray",

@@ -50,6 +50,11 @@ class Branch:
     def __init__(self, run: Run, parent: Branch | None = None) -> None:
         self.run = run
         self.parent = parent
+        self.path: tuple[int, ...] = run.place  # numbers of the forks from the first branch to this one
+        self.num_children = 0
+        if parent is not None:
+            self.path = (*parent.path, parent.num_children)
+            parent.num_children += 1
         self.error: BaseException | None = None
         self._usage = Usage()
         self.variables: dict[str, Variable] = dict(parent.variables) if parent is not None else {}
@@ -94,6 +99,8 @@ class Branch:
         with self.run.changed:
             for part in parts_of(expression):
                 variable = self._declare(part)
+                if self.run.pacing is not None:
+                    self.run.pacing.appended(self, part)
                 if self.error is not None:
                     _drop(part, variable, self.error)
                 else:
@@ -264,7 +271,7 @@ class Branch:
             return future
 
         self._suspended = True
-        self.run.call(Call(self.run.backend, requests, submitted, self._resuming(on_done, part, variable)))
+        self.run.call(Call(self.run.backend, requests, submitted, self._resuming(on_done, part, variable)), self)
 
     def _resuming(
         self, on_done: Callable[[Any], None], part: Expression, variable: Variable | None

@@ -81,6 +81,10 @@ class Interpreter:
         for call in calls:
             self.call(call)
 
+    def answer(self, call: Call, futures: list[Future[Completion]]) -> None:
+        """Resume the branch of `call` when the futures of its requests are done."""
+        call.submitted(futures).add_done_callback(partial(self._end, call))
+
     def check_may_wait(self, name: str) -> None:
         """Raise EngineError on the interpreter's own thread, where the call `name` would deadlock."""
         if threading.current_thread() is self._thread:
@@ -129,9 +133,8 @@ class Interpreter:
             futures = [_failed(error) for _ in requests]
         first = 0
         for call in calls:
-            future = call.submitted(futures[first : first + len(call.requests)])
+            self.answer(call, futures[first : first + len(call.requests)])
             first += len(call.requests)
-            future.add_done_callback(partial(self._end, call))
 
     def _end(self, call: Call, future: Future[Any]) -> None:
         self.post(partial(call.on_done, future))

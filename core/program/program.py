@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from graftlm.core.config import SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
@@ -21,6 +21,9 @@ from graftlm.core.program.run import Run, current_run
 from graftlm.core.program.state import ProgramState
 from graftlm.core.request import Chunk
 from graftlm.core.serving.stream import ChunkStream, StreamListener
+
+if TYPE_CHECKING:
+    from graftlm.core.program.compiler.plan import Plan
 
 _SAMPLING = tuple(f.name for f in fields(SamplingParams))
 _default_runtime: Backend | None = None
@@ -53,6 +56,7 @@ class Program:
         num_api_spec_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
         bound: Mapping[str, Any] | None = None,
+        plan: Plan | None = None,
     ) -> None:
         SamplingParams.from_options(**(sampling or {}))
         num = num_api_spec_tokens
@@ -62,6 +66,7 @@ class Program:
         self.num_api_spec_tokens = num_api_spec_tokens
         self.sampling = dict(sampling or {})
         self.bound = dict(bound or {})
+        self._plan = plan
         self._signature = inspect.signature(function)
         self._check_signature()
         functools.update_wrapper(self, function)
@@ -69,18 +74,27 @@ class Program:
     def bind(self, **arguments: Any) -> Program:
         """Return a copy of the program with some arguments or sampling parameters set."""
         own, sampling = self._split(arguments)
-        return Program(
-            self.function,
-            num_api_spec_tokens=self.num_api_spec_tokens,
-            sampling=self.sampling | sampling,
-            bound=self.bound | own,
-        )
+        return self._derived(sampling=self.sampling | sampling, bound=self.bound | own)
 
     def run(self, *args: Any, runtime: Backend | None = None, **arguments: Any) -> ProgramState:
         """Start the program and return its state at once; reading from the state waits."""
         return self._start(self._prepare(args, arguments, runtime))
 
     __call__ = run
+
+    def on(self, state: ProgramState, *args: Any, **arguments: Any) -> Any:
+        """Run the program's code on the state of another program, here and now; return what its function returns.
+
+        The state continues with what the program appends, and gets its variables.
+        """
+        own, sampling = self._split(arguments)
+        if sampling or self.sampling:
+            names = ", ".join(sampling or self.sampling)
+            raise ConfigError(f"{self._name} runs on a state with that state's sampling; set {names} where it is run")
+        if not isinstance(state, ProgramState):
+            raise ConfigError(f"{state!r} is no state; call this inside a program, with its state")
+        call = self._bind(args, own)
+        return self.function(state, *call.args[1:], **call.kwargs)
 
     async def arun(self, *args: Any, runtime: Backend | None = None, **arguments: Any) -> ProgramState:
         """Run the program to its end without blocking the event loop. Cancelling the task cancels its model calls."""
@@ -153,6 +167,35 @@ class Program:
             if not listener.ended:
                 state.cancel()
 
+    # -- compiled ----------------------------------------------------------------------------------------------
+
+    def plan(
+        self, inputs: Iterable[Mapping[str, Any]], *, runtime: Backend | None = None, pool: int | None = None
+    ) -> Plan:
+        """Trace the program over sample inputs, without a model, and print the KV and the steps that it needs.
+
+        The program's Python code runs once for each input, with stand-ins for the answers. `plan.program` is the
+        program run by the plan: depth first where the KV of all branches does not fit into the pool, and with the KV
+        of each branch given back when its last call has ended.
+
+        pool  KV slots to plan for; None takes the runtime's
+        """
+        from graftlm.core.program.compiler.plan import make_plan
+
+        made = make_plan(self, inputs, runtime, pool)
+        print(made)
+        return made
+
+    def _derived(self, **changes: Any) -> Program:
+        """Return a copy with other constructor arguments."""
+        own = {
+            "num_api_spec_tokens": self.num_api_spec_tokens,
+            "sampling": self.sampling,
+            "bound": self.bound,
+            "plan": self._plan,
+        }
+        return Program(self.function, **own | changes)
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle a module's program by its name, and a bound program by its origin's name and its arguments."""
         name: str = getattr(self, "__qualname__", "")
@@ -171,10 +214,7 @@ class Program:
     ) -> tuple[Run, Callable[[], Any]]:
         """Return a run that is ready to start, and the call of the program's function."""
         own, sampling = self._split(arguments)
-        try:
-            call = self._signature.bind(None, *args, **(self.bound | own))
-        except TypeError as error:
-            raise ConfigError(f"{self._name}: {error}; it takes {', '.join(self._parameters) or 'none'}") from error
+        call = self._bind(args, own)
         run = self._run_of(runtime, sampling, **options)
         state = ProgramState(run.root)
         return run, lambda: self.function(state, *call.args[1:], **call.kwargs)
@@ -189,6 +229,8 @@ class Program:
         defaults = self.sampling | dict(sampling)
         SamplingParams.from_options(**defaults)
         spec = self.num_api_spec_tokens or inherited
+        if self._plan is not None:
+            options["pacing"] = self._plan.pacing
         return Run(backend, defaults=defaults, num_api_spec_tokens=spec, **options)
 
     def _start(self, prepared: tuple[Run, Callable[[], Any]]) -> ProgramState:
@@ -228,6 +270,12 @@ class Program:
         return Batch(list(items), prepare, functools.partial(self._run_of, runtime, sampling), max_concurrency)
 
     # -- arguments ---------------------------------------------------------------------------------------------
+
+    def _bind(self, args: tuple[Any, ...], own: Mapping[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(None, *args, **(self.bound | own))
+        except TypeError as error:
+            raise ConfigError(f"{self._name}: {error}; it takes {', '.join(self._parameters) or 'none'}") from error
 
     @property
     def _name(self) -> str:

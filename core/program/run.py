@@ -6,7 +6,7 @@ import contextvars
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.errors import RequestCancelled
 from graftlm.core.program.branch import Branch
@@ -14,6 +14,7 @@ from graftlm.core.program.interpreter import Backend, Call, interpreter
 
 if TYPE_CHECKING:
     from graftlm.core.program.batch import BatchGate
+    from graftlm.core.program.expression import Expression
     from graftlm.core.request import Chunk
 
 _current: contextvars.ContextVar[Run | None] = contextvars.ContextVar("graftlm_run", default=None)
@@ -22,6 +23,23 @@ _current: contextvars.ContextVar[Run | None] = contextvars.ContextVar("graftlm_r
 def current_run() -> Run | None:
     """Return the run of the program that the caller belongs to, if any."""
     return _current.get()
+
+
+class Pacing(Protocol):
+    """The order of a run's model calls in place of the order in which they become due.
+
+    begin     the program's code starts, on the thread that runs it
+    appended  an expression was queued in a branch. Under `run.changed`, on a thread of the program
+    reads     code of a program waits for a value of the run; `name` is the method, such as "state['x']"
+    call      a model call is due. On the interpreter's thread; the call must be submitted or answered later
+    end       the program's code has returned and no branch is busy
+    """
+
+    def begin(self, run: Run) -> None: ...
+    def appended(self, branch: Branch, part: Expression) -> None: ...
+    def reads(self, run: Run, name: str) -> None: ...
+    def call(self, branch: Branch, call: Call) -> None: ...
+    def end(self, run: Run) -> None: ...
 
 
 def new_branch(run: Run) -> Branch:
@@ -40,6 +58,8 @@ class Run:
     defaults  sampling parameters of model calls that do not set their own.
     on_chunk  is called with every generated chunk; None generates without streaming.
     gate      the barrier for the first model calls of a batch's items.
+    pacing    decides when model calls are submitted; None submits each as soon as it is due.
+    place     the path of the first branch: () for a run that no program started, else unique among its caller's.
     """
 
     def __init__(
@@ -50,6 +70,7 @@ class Run:
         on_chunk: Callable[[Chunk], None] | None = None,
         gate: BatchGate | None = None,
         num_api_spec_tokens: int | None = None,
+        pacing: Pacing | None = None,
     ) -> None:
         self.backend = backend
         self.defaults = defaults
@@ -68,10 +89,13 @@ class Run:
         self._inner: list[Run] = []
         self._waiters: list[Future[None]] = []
         self.num_reading = 0  # number of reads in which the program's Python code blocks
-        self.root = new_branch(self)
+        self.place: tuple[int, ...] = ()
         if self.outer is not None:
             with self.outer.changed:
                 self.outer._inner.append(self)
+                self.place = (*self.outer.place, -len(self.outer._inner))
+        self.pacing: Pacing | None = pacing or (self.outer.pacing if self.outer is not None else None)
+        self.root = new_branch(self)
 
     def execute(self, function: Callable[[], Any]) -> None:
         """Run the program's Python code on this thread."""
@@ -80,6 +104,8 @@ class Run:
             if self.cancelled:
                 raise RequestCancelled("the program was cancelled")
             self.root.prepare()
+            if self.pacing is not None:
+                self.pacing.begin(self)
             self.result = function()
         except BaseException as error:
             self.fail(error)
@@ -116,9 +142,13 @@ class Run:
 
     # -- for branches ------------------------------------------------------------------------------------------
 
-    def call(self, call: Call) -> None:
+    def call(self, call: Call, branch: Branch) -> None:
         """Submit a model call, or hold it in the batch's closed gate. Runs on the interpreter's thread."""
-        if self.gate is None or not self.gate.hold(self, call):
+        if self.pacing is not None:
+            if self.gate is not None:
+                self.gate.leave(self)
+            self.pacing.call(branch, call)
+        elif self.gate is None or not self.gate.hold(self, call):
             self.interpreter.call(call)
 
     def begin_call(self, future: Future[Any]) -> None:
@@ -154,6 +184,8 @@ class Run:
         Raises as `check_may_wait` if the wait would deadlock.
         """
         reading = int(current_run() is self)
+        if self.pacing is not None and current_run() is not None:
+            self.pacing.reads(self, name)
         with self.changed:
             if timeout is None and not condition():
                 self.check_may_wait(name)
@@ -185,6 +217,8 @@ class Run:
         self.changed.notify_all()
         if self.gate is not None:
             self.gate.leave(self)
+        if self.pacing is not None:
+            self.pacing.end(self)
         waiters, self._waiters = self._waiters, []
         for future in waiters:
             if future.set_running_or_notify_cancel():
