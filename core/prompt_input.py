@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,13 +21,13 @@ class Span:
 
     start, stop  token positions in the prompt
     digest       identity of the values: equal digests mean equal values. At least 16 bytes
-    values       inputs of the model, by name
+    values       what the model takes in place of the tokens; of pictures and videos a MediaRun (core/media/items.py)
     """
 
     start: int
     stop: int
     digest: bytes
-    values: Mapping[str, Any]
+    values: Any
 
     @property
     def ids(self) -> NDArray[np.int32]:
@@ -39,18 +39,46 @@ class Span:
         return np.frombuffer(stream, np.int32) | np.int32(np.iinfo(np.int32).min)
 
 
+BothWays = Literal["", "all", "windowed"]
+"""Layers in which the tokens of a span attend to each other in both directions: none, all, those with a window."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """Positions and attention of a prompt with spans, where they are not those of text.
+
+    positions  int64 [3, num_tokens]: time, height and width of a multimodal rotary embedding; None: 0, 1, 2, ...
+               A prompt that was cut or extended has fewer or more tokens.
+    delta      position of each later token minus its index
+    both_ways  the layers in which tokens of a span see the whole span
+    """
+
+    positions: NDArray[np.int64] | None = None
+    delta: int = 0
+    both_ways: BothWays = ""
+
+    def position(self, index: int) -> int:
+        """Return the position of a token of text."""
+        positions = self.positions
+        if positions is not None and index < positions.shape[1]:
+            return int(positions[0, index])
+        return index + self.delta
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class PromptInput:
     """A prompt as an engine computes it.
 
-    ids    int32 [num_tokens]; negative within spans
-    spans  in the order of their positions; none in a prompt of text
+    ids     int32 [num_tokens]; negative within spans
+    spans   in the order of their positions; none in a prompt of text
+    layout  None for the positions and the attention of text
 
     Raises ConfigError unless the ids of each span are those derived from its digest.
     """
 
     ids: NDArray[np.int32]
     spans: tuple[Span, ...] = ()
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         for span in self.spans:
@@ -64,8 +92,10 @@ class PromptInput:
 
     def extended(self, ids: Sequence[int]) -> PromptInput:
         """Return this prompt followed by text tokens."""
-        return PromptInput(np.concatenate([self.ids, np.asarray(ids, np.int32)]), self.spans) if len(ids) else self
+        if not len(ids):
+            return self
+        return PromptInput(np.concatenate([self.ids, np.asarray(ids, np.int32)]), self.spans, self.layout)
 
     def without_last(self) -> PromptInput:
         """Return this prompt without its last token, which belongs to no span."""
-        return PromptInput(self.ids[:-1], self.spans)
+        return PromptInput(self.ids[:-1], self.spans, self.layout)

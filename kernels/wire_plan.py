@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,15 @@ class Row(NamedTuple):
         return self.past + self.num_new
 
 
+class EmbeddedRows(NamedTuple):
+    """New tokens [start, stop) of a step that take the embeddings of an item from `first` on."""
+
+    item: Any
+    first: int
+    start: int
+    stop: int
+
+
 class SharedPrefix(NamedTuple):
     """The first `length` tokens of `rows`, indices into the plan's rows, lie in the same slots."""
 
@@ -88,6 +97,11 @@ class WirePlan:
                    where `input_ids` has it; None where it has all
     state_slots  [num_rows]    the slot of each row's state; empty for a model without layers with a state
     state_copies  [num_copies, 2]  states to copy before the step, at once: destination and source slot
+    embedded     the new tokens that take embeddings of pictures and videos, whose ids are placeholders
+    grid         [3, num_tokens]  positions of a multimodal rotary embedding; None where all three are `positions`
+    until        [num_tokens]  the tokens of its row that each new token sees, at least those up to itself; None where
+                 no token sees later ones
+    until_windowed  whether that holds in layers with a window only
     """
 
     input_ids: NDArray[np.int64]
@@ -106,6 +120,10 @@ class WirePlan:
     token_sources: NDArray[np.int32] | None = None
     state_slots: NDArray[np.int64] = field(default_factory=_no_numbers)
     state_copies: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    embedded: tuple[EmbeddedRows, ...] = ()
+    grid: NDArray[np.int64] | None = None
+    until: NDArray[np.int64] | None = None
+    until_windowed: bool = False
 
     @classmethod
     def of(
@@ -158,6 +176,17 @@ class WirePlan:
     def longest(self) -> int:
         """Return the most tokens of a row, new ones included."""
         return int((self.past + self.num_new).max())
+
+    @cached_property
+    def indices(self) -> NDArray[np.int64]:
+        """Return the index of each new token in its sequence, which need not be its position. int64 [num_tokens]"""
+        if self.is_decode:
+            return self.past
+        return np.repeat(self.past - self.ends + self.num_new, self.num_new) + np.arange(self.num_tokens)
+
+    def sees(self, window: int | None) -> NDArray[np.int64] | None:
+        """Return `until` for a layer with this window; None if none of its tokens sees a later one."""
+        return None if self.until_windowed and window is None else self.until
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:

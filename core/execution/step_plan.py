@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graftlm.core.execution.media_rows import MediaRows
 from graftlm.core.kv.pages import coalesce
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan, indptr_of, slots_of
@@ -129,6 +130,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
     positions: list[int] = []
     slots: list[int] = []
     logits_rows: list[int] = []
+    media: MediaRows | None = None
     scheduled = sorted(scheduled, key=_is_chunk)  # kernels want the decode rows first
     for start, item in enumerate(scheduled):
         if item.num_new > 1:
@@ -137,9 +139,13 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         past, held = sequence.progress.num_computed, SlotMap.of(sequence)
         rows.append(PlanRow(sequence, 1, past, held))
         known = past < len(sequence.tokens)
-        ids.append(sequence.tokens[past] if known else 0)
+        token_id, position = sequence.tokens[past] if known else 0, past
+        if sequence.prompt.spans:
+            media = media or MediaRows()
+            token_id, position = media.add_one(sequence.prompt, token_id, past, start)
+        ids.append(token_id)
         sources.append(-1 if known else sequence.progress.pending_index)
-        positions.append(past)
+        positions.append(position)
         slots.append(held.slot(past))
         if item.num_logits:
             logits_rows.append(start)
@@ -154,7 +160,11 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         prompt = sequence.prompt_ids
         within = stop <= len(prompt) and not item.drafts
         new = prompt[past:stop] if within else np.array([*sequence.tokens[past:stop], *item.drafts], np.int64)
-        pieces.append((new, np.arange(past, stop), slots_of(held.extents, past, stop)))
+        places = np.arange(past, stop)
+        if sequence.prompt.spans:
+            media = media or MediaRows()
+            new, places = media.add(sequence.prompt, new, past, start)
+        pieces.append((new, places, slots_of(held.extents, past, stop)))
         logits_rows.extend(range(start + num_new - item.num_logits, start + num_new))
         start += num_new
     if len(rows) == num_decode:
@@ -181,6 +191,8 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         slot_maps=np.array([row.slot_map.number for row in rows], np.int64),
         token_sources=token_sources,
     )
+    if media is not None:
+        wire = media.written(wire)
     if share_decode and (shared := find_shared(rows)):
         wire = wire.sharing(shared)
     return StepPlan(tuple(rows), tuple(map(_num_logits, scheduled)), wire)

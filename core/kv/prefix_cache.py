@@ -35,6 +35,25 @@ MAX_SPARE = 8
 """The free part of the pool above which nothing is evicted for longer extents."""
 
 
+CERTAIN = 4
+"""Ids of a span that a cached prefix must share with it: each holds 31 bits of the span's digest."""
+
+
+def _certain(sequence: Sequence, length: int) -> int:
+    """Cut a match that ends among the first ids of a span, which other spans may have by chance."""
+    for span in sequence.prompt.spans:
+        if span.start < length < min(span.stop, span.start + CERTAIN):
+            return span.start
+    return length
+
+
+def _peek(tree: RadixTree, ids: np.ndarray, namespace: str, with_state: bool) -> Peek:
+    if not with_state:
+        return tree.peek(ids, namespace)
+    found = tree.find_state(ids, namespace)
+    return Peek(found.node, found.length, None, 0)
+
+
 def _keep_nothing(node: Node) -> None:
     pass
 
@@ -87,11 +106,12 @@ class PrefixCache:
     def peek(self, sequence: Sequence) -> Peek:
         """Where the cached prefix of `sequence` ends; the token whose logits are wanted is never part of it."""
         limit = sequence.first_logit if self.enabled else 0
-        ids, namespace = sequence.ids[:limit], sequence.request.namespace
-        if self.states is None:
-            return self.tree.peek(ids, namespace)
-        found = self.tree.find_state(ids, namespace)
-        return Peek(found.node, found.length, None, 0)
+        namespace = sequence.request.namespace
+        found = _peek(self.tree, sequence.ids[:limit], namespace, self.states is not None)
+        certain = _certain(sequence, found.length)
+        if certain == found.length:
+            return found
+        return _peek(self.tree, sequence.ids[:certain], namespace, self.states is not None)
 
     def start(self, sequence: Sequence) -> int:
         """Lock the cached prefix of `sequence` and make it the sequence's own beginning. -> its length in tokens"""
@@ -104,7 +124,8 @@ class PrefixCache:
         if not self.enabled:
             self._start_state(sequence, None)
             return 0
-        match = self.tree.match(ids[:first_logit], namespace, with_state=self.states is not None)
+        limit = self.peek(sequence).length if sequence.prompt.spans else first_logit
+        match = self.tree.match(ids[:limit], namespace, with_state=self.states is not None)
         self._start_state(sequence, match.node)
         self.tree.lock(match.node)
         kv = sequence.kv

@@ -105,7 +105,7 @@ class Sampler:
         for i, row in enumerate(rows):
             sequence, sampling = row.sequence, row.sequence.sampling
             if sampling.repetition_penalty != 1:
-                edits.scale(i, np.unique(np.asarray(sequence.tokens, dtype=np.int64)), sampling.repetition_penalty)
+                edits.scale(i, _ids_of(sequence, logits.shape[1]), sampling.repetition_penalty)
             if (sampling.frequency_penalty or sampling.presence_penalty) and sequence.num_generated:
                 ids, counts = np.unique(np.asarray(sequence.output_ids, dtype=np.int64), return_counts=True)
                 edits.add(i, ids, -sampling.frequency_penalty * counts - sampling.presence_penalty)
@@ -196,6 +196,15 @@ def _places(edits: list[tuple[int, NDArray[np.int64]]], device: torch.device) ->
     rows = np.concatenate([np.full(len(ids), row, np.int64) for row, ids in edits])
     columns = np.concatenate([ids for _, ids in edits])
     return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+
+
+def _ids_of(sequence: Sequence, vocab_size: int) -> NDArray[np.int64]:
+    """Return the distinct tokens of a sequence; of its pictures the placeholders, as in transformers."""
+    ids = np.unique(np.asarray(sequence.tokens, dtype=np.int64))
+    if sequence.prompt.spans:
+        placeholders = {span.values.item.placeholder for span in sequence.prompt.spans}
+        ids = np.unique(np.array([*ids[ids >= 0], *(one for one in placeholders if one < vocab_size)], np.int64))
+    return ids
 
 
 def needs_of(row: SampleRow, *, few: bool) -> Needs:

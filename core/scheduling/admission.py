@@ -14,12 +14,14 @@ class Limits(NamedTuple):
 
     num_embeddings  token ids that the model knows
     extensible      whether the context is shorter than the model's own, because an option set it
+    no_pictures     the reason for which prompts with pictures are refused
     """
 
     max_model_len: int
     num_embeddings: int
     num_slots: int
     extensible: bool = False
+    no_pictures: str | None = None
 
 
 def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
@@ -29,6 +31,8 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
     Raises ConfigError or RequestTooLong for one that can never run.
     """
     num_prompt = sequence.num_prompt_tokens
+    if sequence.prompt.spans and limits.no_pictures is not None:
+        raise ConfigError(limits.no_pictures)
     scored = sequence.request.score_ids or [0]
     highest, lowest = int(max(sequence.prompt_ids.max(), *scored)), int(min(scored))
     if lowest < 0:

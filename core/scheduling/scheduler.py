@@ -253,6 +253,8 @@ class Scheduler:
                 num_new = budget
         if num_new <= 0:
             return None
+        if sequence.prompt.spans:
+            num_new = _whole_spans(sequence, past, num_new)
         if num_new == pending == 1 and not sequence.scoring:
             return ScheduledRow(sequence, 1, 1)
         return ScheduledRow(sequence, num_new, max(0, past + num_new - max(past, sequence.first_logit)))
@@ -360,6 +362,17 @@ class Scheduler:
         starts = leaders.get(_place(peek.node, rest, self.cache.tree.page_size), set())
         wanted = rest[: min(WORTH_WAITING, max(1, len(rest) // 2))].tobytes()
         return bool(wanted) and (wanted in starts or any(start.startswith(wanted) for start in starts))
+
+
+def _whole_spans(sequence: Sequence, past: int, num_new: int) -> int:
+    """Return the tokens of a step that ends in no span whose tokens see each other; it may exceed the budget."""
+    layout = sequence.prompt.layout
+    if layout is None or not layout.both_ways:
+        return num_new
+    for span in sequence.prompt.spans:
+        if span.start < past + num_new < span.stop:
+            return span.start - past if span.start > past else span.stop - past
+    return num_new
 
 
 def _place(node: Node | None, rest: np.ndarray, page_size: int) -> tuple[int, bytes]:

@@ -246,7 +246,7 @@ class Drafter:
         sampling = sequence.sampling
         ends = self._eos if not sampling.ignore_eos or sequence.output.matcher is not None else frozenset()
         for i, token_id in enumerate(ids):
-            if token_id in ends or token_id in sampling.stop_token_ids:
+            if token_id < 0 or token_id in ends or token_id in sampling.stop_token_ids:
                 ids = ids[:i]
                 break
         if sequence.output.matcher is not None and ids:

@@ -99,7 +99,7 @@ def unfinished_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
         return b""
     table, data = tokenizer.token_bytes, b""
     for token_id in reversed(ids[-MAX_UNFINISHED:]):
-        piece = table[token_id] if token_id < len(table) else b""
+        piece = table[token_id] if 0 <= token_id < len(table) else b""
         data = piece + data
         if not piece or len(data) >= MAX_UNFINISHED or data[-1] < 0x80:
             break

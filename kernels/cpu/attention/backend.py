@@ -12,7 +12,9 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graftlm.kernels.attention import Attention, LayerSpec
 from graftlm.kernels.attention_params import AttentionParams
@@ -311,8 +313,8 @@ class _LayerPass:
     def chunk(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: Chunk) -> Partial:
         """Attend several new tokens of one row, without a shared prefix. q [n, Hq, Dk] -> [n, Hq, Dv], [n, Hq]"""
         window = self.params.window
-        if window is not None and chunk.row.kv_len > window:
-            return self.windowed_chunk(q, chunk.row, window)
+        if chunk.until is not None or (window is not None and chunk.row.kv_len > window):
+            return self.masked_chunk(q, chunk.row, window, chunk.until)
         heads = self.by_kv_head(q)
         own = self._attend(
             heads,
@@ -322,17 +324,26 @@ class _LayerPass:
         )
         return self.read_spans(q, chunk.spans, _by_token(*own))
 
-    def windowed_chunk(self, q: torch.Tensor, row: Row, window: int) -> Partial:
-        """Attend several new tokens of one row, whose first tokens are outside the window of the last."""
+    def masked_chunk(
+        self, q: torch.Tensor, row: Row, window: int | None, until: NDArray[np.int64] | None = None
+    ) -> Partial:
+        """Attend several new tokens of one row by a mask.
+
+        window  whose first tokens are outside the window of the last
+        until   int64 [num_new], the tokens of the row that each sees; None: those up to itself
+        """
         parts: list[Partial] = []
         for low in range(0, row.num_new, _QUERY_BLOCK):
             high = min(low + _QUERY_BLOCK, row.num_new)
-            first, last = max(row.past + low - window + 1, 0), row.past + high
+            first = 0 if window is None else max(row.past + low - window + 1, 0)
+            last = row.past + high if until is None else int(until[low:high].max())
             views = [self.views(span) for span in spans_of(row.extents, first, last)]
             k, v = views[0] if len(views) == 1 else (torch.cat([x[i] for x in views], 2) for i in (0, 1))
-            position = torch.arange(row.past + low, last, device=q.device)[:, None]
+            position = torch.arange(row.past + low, row.past + high, device=q.device)[:, None]
             token = torch.arange(first, last, device=q.device)
-            seen = (token <= position) & (token > position - window)
+            seen = token <= position if until is None else token < send(until[low:high], q.device)[:, None]
+            if window is not None:
+                seen &= token > position - window
             heads = self.by_kv_head(q[low:high])
             k, v = _each_query_head(k[0], heads), _each_query_head(v[0], heads)
             parts.append(_by_token(*self._attend(heads, k, v, mask=seen)))

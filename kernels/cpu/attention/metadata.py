@@ -137,10 +137,14 @@ class SharedPrefix:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A row of several new tokens. `spans` hold the earlier tokens outside a shared prefix."""
+    """A row of several new tokens. `spans` hold the earlier tokens outside a shared prefix.
+
+    until  the tokens of the row that each new one sees, for a row of which some see later ones; no prefix is shared
+    """
 
     row: Row
     spans: list[Span]
+    until: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -191,10 +195,12 @@ def metadata_of(plan: WirePlan, window: int | None, tokens: Sequence[int]) -> At
     """Return a step's metadata for some tokens alone, as single queries: the i-th query is that of tokens[i]."""
     rows = {t: row for row in plan.rows for t in range(row.start, row.stop)}
     singles: list[tuple[int, list[Span]]] = []
+    until = plan.sees(window)
     for query, token in enumerate(tokens):
         row = rows[token]
-        seen = row.past + token - row.start + 1
-        singles.append((query, spans_of(row.extents, 0 if window is None else max(0, seen - window), seen)))
+        own = row.past + token - row.start + 1
+        seen = own if until is None else int(until[token])
+        singles.append((query, spans_of(row.extents, 0 if window is None else max(0, own - window), seen)))
     return AttentionMetadata(DecodeQueries.of(singles), False, None, [], [])
 
 
@@ -208,11 +214,15 @@ def build_metadata(
     has_tiles   whether flash attention is faster than that loop for many queries
     """
     rows = plan.rows
+    until = plan.sees(window)
+    ahead = [until is not None and (until > plan.indices + 1)[row.start : row.stop].any() for row in rows]
     covered = [0] * len(rows)  # tokens of each row in a shared prefix
     prefixes: list[SharedPrefix] = []
     for shared in plan.shared:
         if window is not None and max(rows[i].kv_len for i in shared.rows) > window:
             continue  # part of the prefix is outside the window: each row reads its visible tokens separately
+        if any(ahead[i] for i in shared.rows):
+            continue
         for i in shared.rows:
             covered[i] = shared.length
         queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].stop)]
@@ -227,8 +237,17 @@ def build_metadata(
     runs: list[int] = []
     chunks: list[Chunk] = []
     in_blocks: list[Block] = []
-    for row, first_own in zip(rows, covered, strict=True):
+    for row, first_own, looks_ahead in zip(rows, covered, ahead, strict=True):
         length = row.kv_len
+        if looks_ahead:
+            assert until is not None
+            seen_by = until[row.start : row.stop]
+            if block_size is not None and (window is None or length <= window):
+                spans = spans_of(row.extents, 0, length)
+                in_blocks += _blocks(list(range(row.start, row.stop)), seen_by.tolist(), spans, block_size)
+            else:
+                chunks.append(Chunk(row, [], seen_by))
+            continue
         before = spans_of(row.extents, first_own, row.past) if row.num_new > max_single else []
         if row.num_new <= max_single:
             for i in range(row.num_new):

@@ -177,7 +177,7 @@ class DecoderStack:
 
     def _place(self, plan: WirePlan, num_steps: int) -> None:
         """Point the call at cos and sin of the steps' positions; compute more of them if need be."""
-        last = plan.longest + num_steps - 1
+        last = max(plan.longest, int(plan.positions.max()) + 1) + num_steps - 1
         if last > self._num_positions:
             self._num_positions = max(last, min(max(256, 1 << (last - 1).bit_length()), self._max_positions))
             tables = self._rotations(self._num_positions)

@@ -202,7 +202,7 @@ class LatentStep:
         tokens = np.flatnonzero(~many[row_of])
         device = step.table.device
         rows = step.rows[send(row_of[tokens], device)]
-        lens = send((plan.positions[tokens] + 1).astype(np.int32), device)
+        lens = send((plan.indices[tokens] + 1).astype(np.int32), device)
         starts = plan.ends - plan.num_new
         expanded = tuple(
             ExpandedRow(int(starts[row]), int(plan.ends[row]), int(plan.past[row]), plan.extents_of(row))

@@ -118,7 +118,7 @@ class DeviceStep:
         host["sources"][:num_tokens] = -1 if plan.token_sources is None else plan.token_sources
         if token_rows:
             num_rows = num_decode = num_tokens
-            host["lens"][:num_rows] = host["positions"][:num_rows] + 1
+            host["lens"][:num_rows] = plan.indices + 1
             host["rows"][:num_rows] = np.repeat(table_rows, counts)
         else:
             num_rows = len(counts)

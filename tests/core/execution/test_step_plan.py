@@ -81,4 +81,6 @@ def test_a_wire_plan_holds_arrays_and_nothing_else() -> None:
     *_, plan = steps_of(sequences_that_share(80))
     kinds = {f.name: type(getattr(plan.wire, f.name)) for f in fields(WirePlan)}
     assert kinds.pop("token_sources") is type(None)
+    of_pictures = [kinds.pop(name) for name in ("embedded", "grid", "until", "until_windowed")]
+    assert of_pictures == [tuple, type(None), type(None), bool]
     assert set(kinds.values()) == {np.ndarray}

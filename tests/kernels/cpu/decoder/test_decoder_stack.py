@@ -11,7 +11,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
-from graftlm.core.model.qualify import _plan
+from graftlm.core.model.qualify import probe_plan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.compiled import loop_runtime
 from graftlm.kernels.cpu.decoder import decoder_layer
@@ -74,7 +74,7 @@ def rows_of(*lengths: tuple[int, int], start: int = 0) -> WirePlan:
         places.append([Extent(start, start + half), Extent(start + half + 3, start + 3 + past + new)])
         sequences.append([(7 * start + i) % 250 for i in range(past + new)])
         start += past + new + 3
-    return _plan(sequences, tuple(places), [(past, past + new) for past, new in lengths])
+    return probe_plan(sequences, tuple(places), [(past, past + new) for past, new in lengths])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -128,7 +128,7 @@ def shared_step(window: int | None = None) -> WirePlan:
     pasts = [73, 66, 70, 70, 11]
     sequences = [[(i * 3 + n) % 250 for i in range(past + 2)] for n, past in enumerate(pasts)]
     news = [1, 1, 2, 1, 1]
-    plan = _plan(sequences, tuple(places), [(p, p + n) for p, n in zip(pasts, news, strict=True)])
+    plan = probe_plan(sequences, tuple(places), [(p, p + n) for p, n in zip(pasts, news, strict=True)])
     return plan.sharing([SharedPrefix(70, (0, 2)), SharedPrefix(66, (1, 3))])
 
 

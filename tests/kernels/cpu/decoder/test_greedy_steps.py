@@ -11,7 +11,7 @@ import torch
 
 from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.loaded_model import LoadedModel
-from graftlm.core.model.qualify import _plan
+from graftlm.core.model.qualify import probe_plan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan
@@ -33,7 +33,7 @@ def plan_at(step: int, pasts: Sequence[int], ids: Sequence[int] | None = None) -
         places.append([Extent(start, start + half), Extent(start + half + 3, start + past + 3 + STEPS)])
         sequences.append([(7 * row + i) % 250 for i in range(past + step)] + [ids[row] if ids is not None else 9])
         start += past + 3 + STEPS
-    return _plan(sequences, tuple(places), [(past + step, past + step + 1) for past in pasts])
+    return probe_plan(sequences, tuple(places), [(past + step, past + step + 1) for past in pasts])
 
 
 def one_by_one(loaded: LoadedModel, pasts: Sequence[int], change: Any = lambda plan: plan) -> tuple[Any, KVStore]:
