@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar
 
 from graftlm.core.errors import ConfigError, shortened
+from graftlm.core.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from graftlm.core.kv.radix import Node
@@ -251,6 +252,10 @@ class EngineConfig:
     speculation      "auto": on a CPU a step also verifies draft tokens, copied from the request's own text or from
                      recent answers, and keeps the accepted ones; "off".
     quiet            no progress line during preparation; only terminals show one.
+    media            limits of pictures and videos in prompts.
+    media_urls       whether pictures are fetched from https URLs of public addresses.
+    media_cache_bytes  memory of the device for the embeddings of known pictures; None: a 50th of a GPU's memory, 256 MB
+                     on a CPU.
     """
 
     device: str = "auto"
@@ -279,6 +284,9 @@ class EngineConfig:
     compact_weights: bool | None = None
     speculation: Literal["auto", "off"] = "auto"
     quiet: bool = False
+    media: MediaLimits = field(default_factory=MediaLimits)
+    media_urls: bool = False
+    media_cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.dtype).__module__ == "torch":
@@ -317,12 +325,14 @@ class EngineConfig:
             self.seed is None or isinstance(self.seed, Integral),
             f"seed is {self.seed!r}; it must be a whole number, or None",
         )
-        for name in ("strict", "trust_remote_code", "shared_prefix_decode", "jump_forward", "quiet"):
+        for name in ("strict", "trust_remote_code", "shared_prefix_decode", "jump_forward", "quiet", "media_urls"):
             _check_switch(name, getattr(self, name))
         for name in ("overlap", "compact_weights"):
             _check_switch(name, getattr(self, name), optional=True)
         _check(isinstance(self.cache, CacheConfig), f"cache is {self.cache!r}; give a CacheConfig")
         _check(isinstance(self.schedule, SchedulerConfig), f"schedule is {self.schedule!r}; give a SchedulerConfig")
+        _check(isinstance(self.media, MediaLimits), f"media is {self.media!r}; give a MediaLimits")
+        _check_whole("media_cache_bytes", self.media_cache_bytes, 1, " bytes", optional=True)
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:

@@ -94,6 +94,7 @@ class LocalEngine:
                 spec.num_embeddings,
                 self.cache.num_slots,
                 extensible=config.max_model_len is not None,
+                no_pictures=spec.no_pictures,
             ),
             self.drafter,
             seed=config.seed,

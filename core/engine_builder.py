@@ -63,6 +63,7 @@ class RunnerSpec:
     close           gives the model back in the state in which it was handed over
     num_states      slots for the states of sequences and cached prefixes; 0 for a model without layers with a state
     host_tier       host memory for evicted KV; None without
+    no_pictures     the reason for which prompts with pictures are refused; None where they are read
     """
 
     runner: Runner
@@ -84,6 +85,7 @@ class RunnerSpec:
     close: Callable[[], None] = lambda: None
     num_states: int = 0
     host_tier: HostTier | None = None
+    no_pictures: str | None = None
 
 
 def build_local(
@@ -161,7 +163,9 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
 
         serial = SerialRunner(loaded, stretches_at=stretched_context(loaded.text_config))
         budget = step_tokens(config.max_step_tokens, loaded.device)
-        return RunnerSpec(serial, num_slots, *sizes, budget, *words, lane=serial, close=loaded.release)
+        return RunnerSpec(
+            serial, num_slots, *sizes, budget, *words, lane=serial, close=loaded.release, no_pictures=loaded.no_pictures
+        )
     from graftlm.core.execution.paged import PagedRunner
     from graftlm.core.sampling.device_sampler import DeviceSampler
 
@@ -199,6 +203,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         close=loaded.release,
         num_states=states,
         host_tier=host_tier(config, store, pool, max_tokens=loaded.max_model_len),
+        no_pictures=loaded.no_pictures,
     )
 
 

@@ -15,6 +15,7 @@ from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import LayerKV, token_bytes
 
 if TYPE_CHECKING:
+    from graftlm.core.execution.vision import Vision
     from graftlm.core.state_layers.state_layers import StateLayers
     from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
 
@@ -36,6 +37,8 @@ class LoadedModel:
     kv_reason        the result of the comparison that ruled out 12-bit KV on a model and card that support it
     stack            runs steps of few tokens on a CPU in one compiled call; None: the model's own modules run them
     states           its layers with a state, in the paged lane; None for a model without
+    vision           its encoder of pictures; None for a model that reads text only, or whose pictures are refused
+    no_pictures      the reason for which pictures are refused
     rehearsed        whether the kernels of its steps were compiled before the first launch (kernel_warmup.py)
     """
 
@@ -58,6 +61,8 @@ class LoadedModel:
     rehearsed: bool = False
     stack: DecoderStack | None = field(default=None, repr=False)
     states: StateLayers | None = field(default=None, repr=False)
+    vision: Vision | None = field(default=None, repr=False)
+    no_pictures: str | None = None
 
     def release(self) -> None:
         """Restore the model's original modules and the plain layout of its weights."""

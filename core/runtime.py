@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import time
@@ -315,9 +316,13 @@ class Runtime:
         hints = [] if miss is None else miss.hints
         if miss is None or not miss.cached_next:
             return CacheReport(*counts, hints=hints)
-        decode = self.tokenizer.decode
-        texts = decode(miss.shared_tail), decode(miss.cached_next), decode(miss.prompt_next)
+        texts = [self._shown(ids) for ids in (miss.shared_tail, miss.cached_next, miss.prompt_next)]
         return CacheReport(*counts, *texts, hints=hints)
+
+    def _shown(self, ids: Sequence[int]) -> str:
+        """The text of a prompt's ids; those of a picture, or of several, as "<picture>"."""
+        groups = itertools.groupby(ids, lambda token_id: token_id < 0)
+        return "".join("<picture>" if of_picture else self.tokenizer.decode(part) for of_picture, part in groups)
 
     def stats(self) -> Stats:
         """A snapshot of the engine's counters; all zero before the model is loaded."""

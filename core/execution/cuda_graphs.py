@@ -148,7 +148,7 @@ class GraphRunner:
 
     def _fits(self, plan: WirePlan) -> bool:
         """Whether the step has a graph. A row of several tokens is read once for each of them there."""
-        if not self.graphs or plan.num_tokens > self.sizes[-1]:
+        if not self.graphs or plan.embedded or plan.num_tokens > self.sizes[-1]:
             return False
         num_dense = len(self.logits_rows)
         if plan.num_tokens > num_dense < len(plan.logits_rows):

@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence as Seq
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from graftlm.kernels.recurrent.state_step import StateStep
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
+    from graftlm.core.execution.vision import VisionInputs
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.kernels.attention import Attention
     from graftlm.kernels.recurrent.state_pool import StatePool
@@ -261,14 +262,19 @@ class PagedRunner:
             self.copy_states(plan)
             self.attention.prepare(plan)
             input_ids = self._fed(plan, send(plan.input_ids, device))
-            if self._stack is not None:
+            if self._stack is not None and not plan.embedded:
                 logits = self._stack.run(plan, input_ids, torch.from_numpy(plan.logits_rows), self.attention)
                 if logits is not None:
                     return logits
             wanted = self._wanted(plan, rows)
             state_step = StateStep.of(plan, device) if self.states is not None else None
             positions, rows_sent = send(plan.positions, device), send(rows, device)
-            logits = self.run(input_ids, positions, plan, rows_sent, wanted, state_step)
+            inputs: VisionInputs | None = None
+            if plan.embedded:
+                assert self.loaded.vision is not None
+                inputs = self.loaded.vision.inputs(plan, input_ids)  # the encoder keeps its own attention
+                positions = positions if plan.grid is None else send(plan.grid, device)
+            logits = self.run(input_ids, positions, plan, rows_sent, wanted, state_step, inputs)
             return logits[:num_logits]
 
     def copy_states(self, plan: WirePlan) -> None:
@@ -323,14 +329,16 @@ class PagedRunner:
         rows: torch.Tensor | None,
         wanted: OutputTokens | None = None,
         state_step: StateStep | None = None,
+        inputs: VisionInputs | None = None,
     ) -> torch.Tensor:
         """Run the model on tokens that the attention has been prepared for.
 
-        input_ids, positions  [num_tokens], on the device
+        input_ids, positions  [num_tokens], on the device; positions [3, num_tokens] of a multimodal rotary embedding
         plan                  handed to the attention; None for one that reads its step from the device
         rows                  [num_logits], whose logits are wanted; None wants all
         wanted                what the last layer may confine itself to
         state_step            the rows, for layers with a state; None for a model without
+        inputs                what the model takes in place of `input_ids`, for a step with pictures
         -> logits [num_logits, vocab_size]
         """
         attention, layer_of = self.attention, self._layer_of
@@ -356,7 +364,8 @@ class PagedRunner:
             assert self.states is not None and self.loaded.states is not None
             run_state = self.loaded.states.runner(self.states, state_step)
         with torch.inference_mode(), self._switch(step, packed if self._takes_packed else None, wanted, run_state):
-            logits: torch.Tensor = self._model(
-                input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **keep
-            ).logits[0]
+            position_ids = positions[None] if positions.dim() == 1 else positions[:, None]
+            with nullcontext({"input_ids": input_ids[None]}) if inputs is None else inputs as given:
+                output: Any = self._model(position_ids=position_ids, use_cache=False, **given, **keep)
+            logits: torch.Tensor = output.logits[0]
             return logits if self._keeps or rows is None else logits.index_select(0, rows)

@@ -43,11 +43,15 @@ def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:
     stacks = list(decoder_stacks(model))
     if len(stacks) != 1:
         return f"{len(stacks)} stacks of decoder layers"
-    hooked = next((name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks), None)
-    if hooked is not None:
-        return f"{hooked or 'the model'} has a hook"
     ((modules, rotary),) = stacks
     owner = next(m for m in model.modules() if getattr(m, "layers", None) is modules)
+    # transformers leaves hooks in the encoder of a vision model, which the decoder never runs
+    within = {*owner.modules(), *(m for m in model.modules() if owner in m.modules())}
+    hooked = next(
+        (name for name, m in model.named_modules() if m in within and (m._forward_hooks or m._forward_pre_hooks)), None
+    )
+    if hooked is not None:
+        return f"{hooked or 'the model'} has a hook"
     layers = [getattr(layer, "forward", None) for layer in modules]
     fused = [layer for layer in layers if isinstance(layer, FusedCpuLayer)]
     if not fused or len(fused) < len(layers):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +18,9 @@ from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.gguf.folder import description_folder, find_gguf
 from graftlm.core.model.known_models import find
 from graftlm.core.text.tokenizer import Tokenizer, ends_of
+
+if TYPE_CHECKING:
+    from graftlm.core.media.processor import MediaProcessor
 
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _UNLIMITED = 32_768
@@ -142,14 +146,47 @@ def _tokenizer(given: Any, source: str, config: EngineConfig, model: nn.Module |
     if isinstance(given, Tokenizer):
         wrapped = given
     elif given is not None:
-        wrapped = Tokenizer.from_hf(given)
+        wrapped = Tokenizer.from_hf(_tokenizer_of(given))
     elif not source:
         raise ModelError("a loaded model was given without its tokenizer; pass tokenizer=")
     else:
         wrapped = Tokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     wrapped.eos_token_ids = tuple(dict.fromkeys([*wrapped.eos_token_ids, *ends_of(eos)]))
+    if wrapped.media is None:
+        wrapped.media = _media(given, source, config, model)
+        if wrapped.media is not None and not wrapped.has_chat_template:
+            with suppress(ConfigError):  # processors may have a file of their own for it
+                wrapped.hf.chat_template = wrapped.media.hf.hf.chat_template
     return wrapped
+
+
+def _tokenizer_of(given: Any) -> Any:
+    """Return a Hugging Face tokenizer, or that of a processor."""
+    if not hasattr(given, "image_processor"):
+        return given
+    from graftlm.core.media.hf_processor import own_tokenizer
+
+    return own_tokenizer(given.tokenizer)
+
+
+def _media(given: Any, source: str, config: EngineConfig, model: nn.Module | None) -> MediaProcessor | None:
+    """Return the processor of pictures and videos; None for a model that reads text only."""
+    described = getattr(model, "config", None)
+    if described is None and source and not _has_vision(source):
+        return None
+    from graftlm.core.media.processor import MediaProcessor, reads_pictures
+
+    described = described if described is not None else model_config(source, config)
+    if not reads_pictures(described):
+        return None
+    return MediaProcessor(described, source, config, given if hasattr(given, "image_processor") else None)
+
+
+def _has_vision(source: str) -> bool:
+    """Return False if the configuration of a local folder mentions no vision, without importing transformers."""
+    path = Path(source) / "config.json"
+    return not path.is_file() or b"vision_config" in path.read_bytes()
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

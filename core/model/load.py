@@ -22,6 +22,7 @@ from graftlm.core.model.known_models import learn, read_known
 from graftlm.core.model.lane import check_strict, choose_lane, default_attention
 from graftlm.core.model.qualify import AttentionFactory, Reference
 from graftlm.core.model.quantised.held import widen
+from graftlm.core.model.vision_probe import PictureReference, add_vision
 from graftlm.core.model.weights import choose_device, choose_dtype, leave_files, read_weights
 from graftlm.core.tensor_parallel.ranks import ranks_at_hand
 from graftlm.core.tensor_parallel.shards import read_shard
@@ -60,6 +61,7 @@ def load_model(
             reference = Reference.of(loaded)
         except Exception as error:
             raise ModelError(f"{loaded.name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
+        pictures = PictureReference.of(loaded)
         if rehearsal is not None:
             if loaded.tokenizer is not None:
                 _ = loaded.tokenizer.token_bytes  # computed here for the engine
@@ -83,6 +85,7 @@ def load_model(
     if device.type == "cpu":
         fuse_cpu(hf_model, loaded.fusions)  # last: it stores addresses of weights
     choose_lane(loaded, reference, factory, config)
+    add_vision(loaded, pictures, factory, config)
     if config.strict and loaded.lane == "paged" and device.type == "cuda":
         check_strict(loaded, factory)
     if device.type == "cpu":

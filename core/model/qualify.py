@@ -247,15 +247,15 @@ def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, c
     prompt = min(MIN_TOKENS + 4, loaded.max_model_len - 1)
     num_slots = max(many + 9, ROWS * few, prompt)
     store = allocate_kv(loaded.kv_layout, num_slots, loaded.dtype, loaded.device, compact=compact)
-    runner = _runner(loaded, attention_factory(store), ROWS)
+    runner = probe_runner(loaded, attention_factory(store), ROWS)
     places = ([Extent(0, many)], [Extent(many, many + 9)])
     for pieces in ([(0, many // 2), (0, 5)], [(0, many - 1), (0, 5)], [(many - 1, many), (5, 9)]):
-        runner.forward(_plan([[0] * many, [0] * 9], places, pieces))
+        runner.forward(probe_plan([[0] * many, [0] * 9], places, pieces))
     if compact:
         side_by_side = tuple([Extent(row * few, (row + 1) * few)] for row in range(ROWS))
         for piece in ((0, 4), (4, few)):
-            runner.forward(_plan([[0] * few] * ROWS, side_by_side, [piece] * ROWS))
-    runner.forward(_plan([[0] * prompt], ([Extent(0, prompt)],), [(4, prompt)]))
+            runner.forward(probe_plan([[0] * few] * ROWS, side_by_side, [piece] * ROWS))
+    runner.forward(probe_plan([[0] * prompt], ([Extent(0, prompt)],), [(4, prompt)]))
 
 
 def _difference(
@@ -281,7 +281,7 @@ class _Ragged:
         self._loaded, self._reference = loaded, reference
         self._long, self._short = long, short = reference.sequences
         store = allocate_kv(loaded.kv_layout, len(long) + len(short), loaded.dtype, loaded.device, compact=compact)
-        self._runner = _runner(loaded, attention_factory(store), 2)
+        self._runner = probe_runner(loaded, attention_factory(store), 2)
         # The long sequence lies in one range of slots, the short one around it in two.
         self._places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])
         self._cut = len(long) - 1
@@ -292,7 +292,7 @@ class _Ragged:
         first = self._first()
         if self._loaded.dtype.itemsize < 4:
             # Rounding could hide a small leak from one sequence into the next; an exchanged neighbour reveals it.
-            leak = _relative(self._first(exchanged=True)[-6:], first[-6:])
+            leak = relative_error(self._first(exchanged=True)[-6:], first[-6:])
             if leak > MAX_LEAK:
                 return _leak(leak)
             self._first()
@@ -306,7 +306,7 @@ class _Ragged:
         if error is None or self._loaded.dtype.itemsize == 4 or self._reference.layers.routing:
             return False
         found = torch.cat([first[: self._cut], second[:1], first[self._cut :], second[1:]])
-        each = sorted(map(_relative, found, self._reference.logits))
+        each = sorted(map(relative_error, found, self._reference.logits))
         return error < MAX_ROUTED * self._limit and each[len(each) // 2] < self._limit
 
     def compare_layers(self, replay: LayerReplay) -> str | None:
@@ -317,7 +317,7 @@ class _Ragged:
         others = [output[-6:] for output in replay.outputs]
         with replay([*range(cut), *range(cut + 1, num_first)]):
             first = self._first()
-        leak = max(_relative(a, b[-6:]) for a, b in zip(others, replay.outputs, strict=True))
+        leak = max(relative_error(a, b[-6:]) for a, b in zip(others, replay.outputs, strict=True))
         if leak > MAX_LEAK:
             return _leak(leak)
         with replay([cut, *range(num_first, len(self._long) + len(self._short))]):
@@ -332,17 +332,17 @@ class _Ragged:
     def _first(self, *, exchanged: bool = False) -> torch.Tensor:
         """Run all but the last token of the long sequence, and six of the short one. exchanged: other tokens of it"""
         long = [*self._long[1:], self._long[0]] if exchanged else self._long
-        return self._runner.forward(_plan([long, self._short], self._places, [(0, self._cut), (0, 6)]))
+        return self._runner.forward(probe_plan([long, self._short], self._places, [(0, self._cut), (0, 6)]))
 
     def _second(self) -> torch.Tensor:
         """Run the tokens that are left."""
         pieces = [(self._cut, len(self._long)), (6, len(self._short))]
-        return self._runner.forward(_plan([self._long, self._short], self._places, pieces))
+        return self._runner.forward(probe_plan([self._long, self._short], self._places, pieces))
 
     def _error(self, first: torch.Tensor, second: torch.Tensor) -> float:
         cut = self._cut
         found = torch.cat([first[:cut], second[:1], first[cut:], second[1:]])
-        return _relative(found, self._reference.logits)
+        return relative_error(found, self._reference.logits)
 
 
 def _leak(leak: float) -> str:
@@ -367,18 +367,18 @@ def batch_dependence(loaded: LoadedModel, attention_factory: AttentionFactory) -
     attention = attention_factory(store)
     if isinstance(attention, StrictAttention):
         attention.strict = True
-    runner = _runner(loaded, attention, 2)
-    alone = runner.forward(_plan([tokens], places[:1], [(0, len(tokens))])).clone()
+    runner = probe_runner(loaded, attention, 2)
+    alone = runner.forward(probe_plan([tokens], places[:1], [(0, len(tokens))])).clone()
     cut, few = len(tokens) - 5, len(tokens) - 2
     pieces = [
-        runner.forward(_plan([other, tokens], places[::-1], [(0, len(other) - 2), (0, cut)], [1, 0]))[
+        runner.forward(probe_plan([other, tokens], places[::-1], [(0, len(other) - 2), (0, cut)], [1, 0]))[
             len(other) - 2 :
         ].clone(),
-        runner.forward(_plan([other, tokens], places[::-1], [(len(other) - 2, len(other) - 1), (cut, few)], [1, 0]))[
-            1:
-        ].clone(),
-        runner.forward(_plan([tokens, other], places, [(few, few + 1), (len(other) - 1, len(other))]))[:1].clone(),
-        runner.forward(_plan([tokens], places[:1], [(few + 1, len(tokens))])),
+        runner.forward(
+            probe_plan([other, tokens], places[::-1], [(len(other) - 2, len(other) - 1), (cut, few)], [1, 0])
+        )[1:].clone(),
+        runner.forward(probe_plan([tokens, other], places, [(few, few + 1), (len(other) - 1, len(other))]))[:1].clone(),
+        runner.forward(probe_plan([tokens], places[:1], [(few + 1, len(tokens))])),
     ]
     differing = (torch.cat(pieces) != alone).any(-1)
     if not bool(differing.any()):
@@ -386,7 +386,7 @@ def batch_dependence(loaded: LoadedModel, attention_factory: AttentionFactory) -
     return f"{int(differing.sum())} of {len(tokens)} tokens got other logits in another batch"
 
 
-def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the norm of the difference relative to that of `expected`, [num_rows, n] or [n].
 
     Rows are summed one by one, to save memory.
@@ -403,13 +403,13 @@ def _plain(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def _runner(loaded: LoadedModel, attention: Attention, num_sequences: int) -> PagedRunner:
+def probe_runner(loaded: LoadedModel, attention: Attention, num_sequences: int) -> PagedRunner:
     """Return a runner with states of so many sequences, if the model has any."""
     states = loaded.states.pool(RESERVED + num_sequences, loaded.device) if loaded.states is not None else None
     return PagedRunner(loaded, attention, states=states)
 
 
-def _plan(
+def probe_plan(
     sequences: list[list[int]],
     places: tuple[list[Extent], ...],
     pieces: list[tuple[int, int]],

@@ -123,8 +123,6 @@ def _quantization_config(name: str) -> Any:
 
 def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.Module:
     """Read the weights of a folder or Hugging Face id. Raises ModelError if they cannot be read or are incomplete."""
-    from transformers import AutoModelForCausalLM
-
     gguf = listed_gguf(source)
     if gguf is not None:
         return _read_gguf(gguf, source, config, device)
@@ -145,7 +143,7 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
             progress_bars(shown=not config.quiet and sys.stderr.isatty()),
             read_once(converted_files(source, options["dtype"]) if kept_plain else ()),
         ):
-            read: Any = AutoModelForCausalLM.from_pretrained(
+            read: Any = _class_of(model_config(source, config)).from_pretrained(
                 source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
             )
     except Exception as error:
@@ -164,6 +162,13 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     if device.type == "cpu" and config.dtype == "auto" and dtype_of(loaded) is torch.float16:
         loaded = loaded.float()  # half precision has no fast matmul on CPUs
     return loaded
+
+
+def _class_of(hf_config: Any) -> Any:
+    """Return the auto class of a configuration: a model that reads pictures is loaded with its encoder."""
+    from graftlm.core.media.processor import reads_pictures
+
+    return _transformers("AutoModelForImageTextToText" if reads_pictures(hf_config) else "AutoModelForCausalLM")
 
 
 def _quantised_already(name: str, config: EngineConfig) -> ConfigError:
@@ -235,8 +240,6 @@ def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.
 
 def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Module | None:
     """Return the model that a configuration describes, without weights; None if only reading the weights shows it."""
-    from transformers import AutoModelForCausalLM
-
     try:
         hf_config = model_config(source, config)
         chosen = choose_dtype(config, device)
@@ -245,7 +248,7 @@ def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Mo
         if dtype is None:
             return None
         with torch.device("meta"):
-            described: nn.Module = AutoModelForCausalLM.from_config(
+            described: nn.Module = _class_of(hf_config).from_config(
                 hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code
             )
     except Exception:  # reading the weights reports the error

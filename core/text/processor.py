@@ -11,6 +11,7 @@ import numpy as np
 
 from graftlm.core.chat.messages import Message
 from graftlm.core.errors import ConfigError, GraftError, failure_of
+from graftlm.core.media.items import MediaText
 from graftlm.core.prompt_input import PromptInput
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class TextProcessor:
 
     def _encode(self, prompts: Sequence[str | PromptInput | GraftError]) -> list[PromptInput | GraftError]:
         """Tokenise the texts among `prompts` in one batch; return the other items as they are."""
+        if self.tokenizer.media is not None:
+            prompts = [self._with_media(prompt) if isinstance(prompt, MediaText) else prompt for prompt in prompts]
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         most = None
         if self._max_tokens is not None and any(len(text) > _SHORT_CHARS for text in texts):
@@ -76,6 +79,22 @@ class TextProcessor:
             ids = next(encoded) if isinstance(prompt, str) else prompt
             results.append(PromptInput(ids) if isinstance(ids, np.ndarray) else ids)
         return results
+
+    def _with_media(self, prompt: MediaText) -> PromptInput | GraftError:
+        """Tokenise a rendered prompt with pictures, or return its error."""
+        media = self.tokenizer.media
+        assert media is not None
+        try:
+            return media.encode(prompt, self._encode_whole)
+        except Exception as error:
+            return failure_of(error)
+
+    def _encode_whole(self, text: str) -> NDArray[np.int32]:
+        most = self._max_tokens() if self._max_tokens is not None and len(text) > _SHORT_CHARS else None
+        (ids,) = self.tokenizer.encode_texts([text], most)
+        if isinstance(ids, GraftError):
+            raise ids
+        return ids
 
     def _try_render(self, prompt: Any, tools: Tools) -> str | PromptInput | GraftError:
         try:
@@ -92,9 +111,9 @@ class TextProcessor:
         if isinstance(prompt, Message | Mapping):
             prompt = [prompt]
         if isinstance(prompt, PromptInput):
-            if prompt.spans:
+            if prompt.spans and self.tokenizer.media is None:
                 raise ConfigError("the prompt has spans of other values than text, and this model reads text only")
-            prompt = prompt.ids
+            return prompt if prompt.spans else PromptInput(_checked_ids(prompt.ids))
         if not isinstance(prompt, Sequence | np.ndarray):
             raise ConfigError(
                 f"the prompt is a {type(prompt).__name__}; give text, a list of token ids or a list of messages"

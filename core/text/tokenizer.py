@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from graftlm.core.text.token_bytes import SPACE_MARK, byte_table, table_is_exact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from graftlm.core.media.processor import MediaProcessor
 
 
 GENERATION_FILE = "generation_config.json"
@@ -67,9 +69,11 @@ class Tokenizer:
 
     eos_token_ids  every id that ends an answer: the tokenizer's own and those of the generation config.
     model_name     the model's name in errors
+    media          puts pictures and videos into prompts; None for a model that reads text only
     """
 
     model_name = "the model"
+    media: MediaProcessor | None = None
 
     def __init__(self, hf: Any, *, eos_token_ids: Iterable[int] = ()) -> None:
         self.hf = hf
@@ -265,6 +269,7 @@ class Tokenizer:
 
         continue_final_message  the text ends inside the last message, so that the model goes on with it
         options                 further arguments of the template, such as {"enable_thinking": False}
+        Messages with pictures or videos give a MediaText, which holds them.
         Raises ConfigError if there is no template or it refuses these messages.
         """
         if not self.has_chat_template:
@@ -272,7 +277,23 @@ class Tokenizer:
                 "the tokenizer has no chat template, so messages cannot be rendered; "
                 "give the prompt as text, or set tokenizer.chat_template"
             )
-        dicts = to_template_dicts(to_messages(messages), model_name=self.model_name)
+        messages = to_messages(messages)
+        has_media = self.media is not None and any(m.has_media for m in messages)
+        dicts = to_template_dicts(messages, multimodal=has_media, model_name=self.model_name)
+        render = partial(self._rendered, dicts, tools, add_generation_prompt, continue_final_message, options or {})
+        if has_media:
+            assert self.media is not None
+            return self.media.text(messages, render)
+        return render()
+
+    def _rendered(
+        self,
+        dicts: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        options: Mapping[str, Any],
+    ) -> str:
         try:
             text = render_limit.limited(
                 lambda: self.hf.apply_chat_template(
@@ -281,7 +302,7 @@ class Tokenizer:
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt and not continue_final_message,
                     continue_final_message=continue_final_message,
-                    **(options or {}),
+                    **options,
                 )
             )
         except Exception as error:  # templates are programs of the model's author and raise what they like
@@ -320,8 +341,8 @@ class Tokenizer:
         return str(self.hf.decode(known, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id stands for no text (BOS, ends of turns, padding) or is beyond the tokenizer's own."""
-        return token_id in self._special_ids or token_id >= self.vocab_size
+        """Whether the id stands for no text (BOS, ends of turns, padding) or is none of the tokenizer's own."""
+        return token_id in self._special_ids or not 0 <= token_id < self.vocab_size
 
     def whole_text(self, token_id: int) -> str | None:
         """The text of one token in the middle of a text; None if it is special or holds part of a character."""

@@ -14,7 +14,7 @@ from graftlm.core.fusion.cpu_layers import FusedCpuLayer, fuse_cpu, skinny_head
 from graftlm.core.fusion.linears import fuse
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
-from graftlm.core.model.qualify import _plan
+from graftlm.core.model.qualify import probe_plan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS, MIN_BLOCK, DecodeLayer, PrefillLayer
 from graftlm.kernels.cpu.linear import packed_pieces
@@ -53,7 +53,7 @@ def logits(loaded: LoadedModel, num_tokens: int, wanted: list[int] | None = None
     store = allocate_kv(loaded.kv_layout, num_tokens, loaded.dtype)
     runner = PagedRunner(loaded, TorchAttention(store))
     tokens = ids(num_tokens)
-    plan = _plan([tokens], ([Extent(0, num_tokens)],), [(0, num_tokens)])
+    plan = probe_plan([tokens], ([Extent(0, num_tokens)],), [(0, num_tokens)])
     return runner.forward(plan if wanted is None else replace(plan, logits_rows=np.array(wanted)))
 
 

@@ -1,0 +1,223 @@
+"""HfProcessor: a model's processor of transformers, applied to one picture or video at a time."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graftlm.core.errors import ModelError
+from graftlm.core.hub import only_local, why_not
+from graftlm.core.media.items import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    from graftlm.core.media.video import LoadedVideo
+
+_OF_THE_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"})
+"""Outputs of a processor that describe the text, not the picture."""
+
+_NESTED = ("SmolVLMProcessor", "Idefics3Processor")
+"""Processors that take a list of pictures for each text."""
+
+_MARKERS = {"image": ("image_token", "boi_token", "fake_image_token"), "video": ("video_token",)}
+"""Attributes of processors: the text that a chat template writes for a picture or a video."""
+
+
+class Processed(NamedTuple):
+    """The output of a processor for one picture or video.
+
+    text    takes the place of the marker
+    ids     int32, the ids of `text`
+    inputs  of the model's encoder, by name
+    """
+
+    text: str
+    ids: NDArray[np.int32]
+    inputs: dict[str, Any]
+
+
+def load_hf_processor(source: str, *, trust_remote_code: bool = False) -> Any:
+    """Load the processor beside a model. Raises ModelError with the reason and the remedy."""
+    try:
+        from transformers import AutoProcessor
+
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": only_local(source)}
+        try:
+            processor = AutoProcessor.from_pretrained(source, **options)
+        except ImportError as error:
+            if "torchvision" not in str(error).lower():
+                raise
+            processor = _without_videos(source, options)
+    except Exception as error:  # odd files raise any error in transformers
+        raise ModelError(f"its processor cannot be loaded: {_remedy(error) or why_not(source, error)}") from error
+    if not hasattr(processor, "image_processor"):
+        raise ModelError("there is no preprocessor_config.json or processor_config.json beside the model")
+    return processor
+
+
+def _remedy(error: Exception) -> str | None:
+    """Return the remedy for a missing package."""
+    text = str(error)
+    if isinstance(error, ImportError) and "torchvision" in text.lower():
+        return "this model's pictures need torchvision; install the build of torchvision that belongs to this torch"
+    if isinstance(error, ImportError) and ("PIL" in text or "vision" in text.lower() or "illow" in text):
+        return "pictures need Pillow, which is not installed; pip install 'graftlm[images]'"
+    return None
+
+
+def _without_videos(source: str, options: dict[str, Any]) -> Any:
+    """Load a processor without its part for videos, which needs torchvision."""
+    import transformers
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    described = _described(source, options)
+    name = described.pop("processor_class", None)
+    cls = getattr(transformers, name or "", None)
+    if cls is None or getattr(cls, "_backends", None):
+        raise ImportError(f"{name} needs torchvision")
+    # transformers looks classes of video processors up to check an argument, and does not find them
+    cls = type(cls.__name__, (cls,), {"check_argument_for_proper_class": lambda self, name, given: type(given)})
+    parts: dict[str, Any] = {"video_processor": None}
+    parts["image_processor"] = AutoImageProcessor.from_pretrained(source, **options)
+    parts["tokenizer"] = AutoTokenizer.from_pretrained(source, **options)
+    settings = {key: value for key, value in described.items() if not isinstance(value, dict)}
+    known = {name: settings[name] for name in _parameters(cls) if name in settings}
+    if "feature_extractor" in _parameters(cls):
+        parts["feature_extractor"] = None
+    template = getattr(parts["tokenizer"], "chat_template", None) or settings.get("chat_template")
+    return cls(**parts, **{**known, "chat_template": template})
+
+
+def _parameters(cls: type) -> list[str]:
+    return list(inspect.signature(cls).parameters)
+
+
+def _described(source: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a processor from its files."""
+    from transformers.utils.hub import cached_file
+
+    found: dict[str, Any] = {}
+    for name in ("preprocessor_config.json", "tokenizer_config.json", "processor_config.json"):
+        path = cached_file(
+            source, name, local_files_only=options["local_files_only"], _raise_exceptions_for_missing_entries=False
+        )
+        if path is not None and os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                read = json.load(file)
+            found = {**found, **read} if name == "processor_config.json" else {**read, **found}
+    return found
+
+
+class _Recorder:
+    """A tokenizer that keeps the text which a processor has it encode."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.text = tokenizer, ""
+
+    def __call__(self, text: Any, *args: Any, **options: Any) -> Any:
+        self.text = text if isinstance(text, str) else text[0]
+        return self.tokenizer(text, *args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+
+def own_tokenizer(tokenizer: Any) -> Any:
+    """Return a copy of a processor's tokenizer: the calls of a processor set padding, and another thread encodes."""
+    own = copy.deepcopy(tokenizer)
+    backend = getattr(own, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_padding()
+        backend.no_truncation()
+    return own
+
+
+class HfProcessor:
+    """A processor of transformers: one call for each picture, so that no picture's inputs depend on its neighbours.
+
+    options  of every call, such as {"max_pixels": 602112}
+    """
+
+    def __init__(self, processor: Any, options: Mapping[str, Any]) -> None:
+        self.hf = copy.copy(processor)
+        self.hf.tokenizer = own_tokenizer(processor.tokenizer)
+        self._options = dict(options)
+        self.markers: dict[Kind, str | None] = {"image": self._marker("image"), "video": self._marker("video")}
+        self._fragments: dict[Kind, str] = {}
+        parts = [getattr(processor, name, None) for name in ("image_processor", "video_processor")]
+        described = [[type(part).__name__, str(part.to_dict())] for part in parts if part is not None]
+        self.fingerprint = json.dumps([type(processor).__name__, described, repr(sorted(options.items()))]).encode()
+
+    @property
+    def several_differ(self) -> bool:
+        """Whether a picture among several has other inputs than one that is alone in its prompt."""
+        return "LlavaOnevision" in type(self.hf).__name__
+
+    def _render(self, content: list[dict[str, Any]]) -> str:
+        return str(self.hf.apply_chat_template([{"role": "user", "content": content}], tokenize=False))
+
+    def _marker(self, kind: Kind) -> str | None:
+        """Return the text that the chat template writes for a picture or a video; None if it writes none."""
+        names = (getattr(self.hf, name, None) for name in _MARKERS[kind])
+        tokens = [token for token in names if isinstance(token, str) and token]
+        if not getattr(self.hf, "chat_template", None):
+            return tokens[0] if tokens else None
+        text = self._render([{"type": kind}, {"type": "text", "text": "x"}])
+        plain = self._render([{"type": "text", "text": "x"}])
+        return next((token for token in tokens if text.count(token) > plain.count(token)), None)
+
+    def fragment(self, kind: Kind) -> str:
+        """Return the text that the chat template writes for a picture or a video inside a user's turn."""
+        if kind not in self._fragments:
+            text = self._render([{"type": kind}, {"type": "text", "text": "x y z"}])
+            plain = self._render([{"type": "text", "text": "x y z"}])
+            at = plain.index("x y z")
+            self._fragments[kind] = text[at : len(text) - (len(plain) - at)] or self.markers[kind] or ""
+        return self._fragments[kind]
+
+    def image(self, picture: Image, *, among_several: bool = False) -> Processed:
+        """Process a picture of mode RGB."""
+        count = 2 if among_several else 1
+        images: list[Any] = [picture] * count
+        nested = type(self.hf).__name__ in _NESTED or among_several
+        text = (self.markers["image"] or "") * count
+        found = self._call({"images": [images] if nested else images}, text)
+        return _first_of_two(found) if among_several else found
+
+    def video(self, video: LoadedVideo) -> Processed:
+        """Process the sampled frames of a video."""
+        from transformers.video_utils import VideoMetadata
+
+        _, height, width, _ = video.frames.shape
+        metadata = VideoMetadata(
+            total_num_frames=video.num_total,
+            fps=video.fps,
+            width=width,
+            height=height,
+            duration=video.num_total / video.fps,
+            frames_indices=video.indices.tolist(),
+        )
+        options = {"video_metadata": [metadata], "do_sample_frames": False, "return_metadata": True}
+        return self._call({"videos": [video.frames], "videos_kwargs": options}, self.markers["video"] or "")
+
+    def _call(self, given: dict[str, Any], text: str) -> Processed:
+        hf = copy.copy(self.hf)
+        hf.tokenizer = recorder = _Recorder(hf.tokenizer)
+        batch = hf(text=[text], return_tensors="pt", add_special_tokens=False, **{**self._options, **given})
+        inputs = {k: v for k, v in batch.items() if k not in _OF_THE_TEXT and hasattr(v, "shape")}
+        return Processed(recorder.text, batch["input_ids"][0].numpy().astype(np.int32), inputs)
+
+
+def _first_of_two(found: Processed) -> Processed:
+    """Return the first of two equal pictures that were processed together."""
+    half, ids = len(found.text) // 2, found.ids[: len(found.ids) // 2]
+    inputs = {k: v if k == "batch_num_images" else v[: max(1, len(v) // 2)] for k, v in found.inputs.items()}
+    return Processed(found.text[:half], ids, inputs)

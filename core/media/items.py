@@ -1,0 +1,96 @@
+"""MediaItem: a processed picture or video, and its place in a prompt's token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from graftlm.core.prompt_input import Span
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from graftlm.core.chat.messages import ImagePart, VideoPart
+
+Kind = Literal["image", "video"]
+
+
+@dataclass(frozen=True, eq=False)
+class MediaItem:
+    """A picture or a video as the model's processor prepared it, alone.
+
+    kind            of the model's input: the frames of a video are images to some models
+    digest          32 bytes: of the pixels and of all options of the processor
+    text            takes the place of the marker in a rendered prompt
+    ids             int32, the ids of `text`, with the placeholder's id for each embedding
+    num_embeddings  embeddings that the model computes of `inputs`
+    placeholder     the token id that stands for an embedding in the model's own prompts
+    inputs          tensors of the model's encoder by name, on the host
+    alone           whether `ids` may be put between the ids of the texts before and after the marker
+    """
+
+    kind: Kind
+    digest: bytes
+    text: str
+    ids: NDArray[np.int32] = field(repr=False)
+    num_embeddings: int
+    placeholder: int
+    inputs: Mapping[str, Any] = field(repr=False)
+    alone: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(getattr(value, "nbytes", 0) for value in self.inputs.values())
+
+
+class MediaRun(NamedTuple):
+    """Consecutive embeddings of an item: those from `first` on."""
+
+    item: MediaItem
+    first: int
+
+
+class MediaText(str):
+    """A rendered prompt with one marker for each of `parts`, in order."""
+
+    __slots__ = ("parts",)
+    parts: tuple[ImagePart | VideoPart, ...]
+
+    @classmethod
+    def of(cls, text: str, parts: Sequence[ImagePart | VideoPart]) -> MediaText:
+        made = cls(text)
+        made.parts = tuple(parts)
+        return made
+
+
+def place(
+    ids: NDArray[np.int32], items: Sequence[MediaItem], placeholders: Sequence[int], offset: int = 0
+) -> tuple[NDArray[np.int32], tuple[Span, ...]]:
+    """Replace placeholders by the ids of spans, one span for each run of embeddings.
+
+    ids           with the placeholders of all `items`, in order
+    placeholders  the ids that stand for an embedding
+    offset        tokens of the prompt before `ids`
+
+    Raises: ValueError unless the placeholders are as many as the embeddings.
+    """
+    at = np.flatnonzero(np.isin(ids, placeholders))
+    if len(at) != (wanted := sum(item.num_embeddings for item in items)):
+        raise ValueError(f"{len(at)} placeholders of {wanted} embeddings")
+    ids, spans, begin = ids.copy(), [], 0
+    for item in items:
+        own = at[begin : begin + item.num_embeddings]
+        begin += item.num_embeddings
+        first = 0
+        for run in np.split(own, np.flatnonzero(np.diff(own) > 1) + 1):
+            start, stop = int(run[0]), int(run[-1]) + 1
+            digest = hashlib.blake2b(item.digest + first.to_bytes(8, "little"), digest_size=32).digest()
+            span = Span(offset + start, offset + stop, digest, MediaRun(item, first))
+            ids[start:stop] = span.ids
+            spans.append(span)
+            first += stop - start
+    return ids, tuple(spans)

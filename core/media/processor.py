@@ -1,0 +1,349 @@
+"""MediaProcessor: rendered messages with pictures and videos to the PromptInput that a vision model computes."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graftlm.core.chat.messages import ImagePart, Message, TextPart, VideoPart
+from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
+from graftlm.core.media.items import Kind, MediaItem, MediaText, place
+from graftlm.core.media.loading import load_image, read_image
+from graftlm.core.media.video import load_video
+from graftlm.core.prompt_input import BothWays, Layout, PromptInput, Span
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from graftlm.core.config import EngineConfig
+
+Part = ImagePart | VideoPart
+
+_THREADS = 4
+"""Threads that decode and process the pictures of a batch. Pillow and torch release the GIL."""
+
+_HOST_BYTES = 1 << 28
+"""Bytes of the inputs that are kept on the host, beside those of requests under way."""
+
+_MOST_DIGESTS = 4096
+"""Files whose digest is kept, 100 bytes each."""
+
+_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+"""Inputs that decide positions."""
+
+
+def reads_pictures(config: Any) -> bool:
+    """Return True if transformers has a class for this configuration that reads pictures and writes text."""
+    if getattr(config, "vision_config", None) is None:
+        return False
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def both_ways(config: Any) -> BothWays:
+    """Return the layers in which the tokens of a picture see each other in both directions."""
+    if config.model_type == "gemma3":
+        return "all"
+    return "windowed" if getattr(config.get_text_config(), "use_bidirectional_attention", None) == "vision" else ""
+
+
+class MediaProcessor:
+    """Pictures and videos of one model: to items, each processed once and alone, and to their place in a prompt.
+
+    Items are kept by the digest of their pixels, the least recently used go first. Everything is loaded with the
+    first picture; a model whose processor cannot be loaded refuses pictures with the reason.
+    """
+
+    def __init__(self, model_config: Any, source: str, config: EngineConfig, given: Any = None) -> None:
+        self.model_config = model_config
+        self._source, self._config, self._given = source, config, given
+        self._lock = threading.Lock()
+        self._failure: ModelError | None = None
+        self._hf: HfProcessor | None = None
+        self._items: OrderedDict[bytes, MediaItem] = OrderedDict()
+        self._digests: OrderedDict[bytes, bytes] = OrderedDict()  # of encoded bytes -> of the item
+        self._num_bytes = 0
+        self.num_processed = 0
+
+    @property
+    def hf(self) -> HfProcessor:
+        """Return the processor, loaded once. Raises ConfigError with the reason if it cannot be."""
+        with self._lock:
+            if self._hf is None and self._failure is None:
+                try:
+                    found = self._given
+                    if found is None:
+                        found = load_hf_processor(self._source, trust_remote_code=self._config.trust_remote_code)
+                    self._hf = HfProcessor(found, {})
+                except ModelError as error:
+                    self._failure = error
+            if self._hf is None:
+                raise ConfigError(f"{self._source or 'the model'} cannot read pictures: {self._failure}")
+            return self._hf
+
+    @cached_property
+    def placeholders(self) -> dict[Kind, int]:
+        """Return the token ids that stand for an embedding of a picture and of a video."""
+        names: dict[Kind, tuple[str, ...]] = {
+            "image": ("image_token_id", "image_token_index"),
+            "video": ("video_token_id", "video_token_index"),
+        }
+        found: dict[Kind, int] = {}
+        for kind, attributes in names.items():
+            ids = [getattr(self.model_config, name, None) for name in attributes]
+            token_id = next((one for one in ids if isinstance(one, int)), None)
+            if token_id is not None:
+                found[kind] = token_id
+        return found
+
+    # -- items -------------------------------------------------------------------------------------------------
+
+    def load(self, parts: Sequence[Part]) -> list[MediaItem]:
+        """Return the item of each part. Raises ConfigError for one that cannot be read."""
+        several = self.hf.several_differ and sum(isinstance(part, ImagePart) for part in parts) > 1
+        if len(parts) > 1:
+            return list(self._pool.map(partial(self.item, among_several=several), parts))
+        return [self.item(part) for part in parts]
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        import torch
+
+        return ThreadPoolExecutor(_THREADS, "graftlm pictures", initializer=partial(torch.set_num_threads, 1))
+
+    def item(self, part: Part, *, among_several: bool = False) -> MediaItem:
+        """Return a picture or a video as an item: a known one, or processed now."""
+        if isinstance(part, VideoPart):
+            return self._video(part)
+        limits, urls = self._config.media, self._config.media_urls
+        content = read_image(part.image, limits=limits, allow_urls=urls)
+        known = None
+        if isinstance(content, bytes):
+            known = b"%d" % among_several + hashlib.sha256(content).digest()
+            found = self._found(self._digests.get(known))
+            if found is not None:
+                return found
+        picture = load_image(content, limits=limits).picture
+        digest = self._digest("image", (*picture.size, among_several), picture.tobytes())
+        self._remember(known, digest)
+        return self._kept(digest, lambda: self.hf.image(picture, among_several=among_several))
+
+    def _video(self, part: VideoPart) -> MediaItem:
+        if self.hf.markers["video"] is None or getattr(self.hf.hf, "video_processor", None) is None:
+            raise ConfigError("this model reads no videos here; give pictures")
+        video = load_video(part.video, part.num_frames, limits=self._config.media, fps=part.fps)
+        times = repr((video.frames.shape, video.fps, video.num_total, video.indices.tolist()))
+        digest = self._digest("video", (times,), video.frames.tobytes())
+        return self._kept(digest, lambda: self.hf.video(video))
+
+    def _digest(self, kind: Kind, size: tuple[Any, ...], pixels: bytes) -> bytes:
+        tag = f"{kind} {size}".encode()
+        lengths = f"{len(tag)} {len(self.hf.fingerprint)} ".encode()
+        digest = hashlib.blake2b(lengths + tag + self.hf.fingerprint, digest_size=32)
+        digest.update(pixels)
+        return digest.digest()
+
+    def _found(self, digest: bytes | None) -> MediaItem | None:
+        """Return a kept item."""
+        if digest is None:
+            return None
+        with self._lock:
+            found = self._items.get(digest)
+            if found is not None:
+                self._items.move_to_end(digest)
+            return found
+
+    def _remember(self, known: bytes | None, digest: bytes) -> None:
+        """Keep the digest of the pixels of a file, so that it need not be decoded again."""
+        if known is not None:
+            with self._lock:
+                self._digests[known] = digest
+                while len(self._digests) > _MOST_DIGESTS:
+                    self._digests.popitem(last=False)
+
+    def _kept(self, digest: bytes, process: Callable[[], Processed]) -> MediaItem:
+        found = self._found(digest)
+        if found is not None:
+            return found
+        made = self._made(digest, process())
+        with self._lock:
+            self.num_processed += 1
+            if digest not in self._items:
+                self._items[digest] = made
+                self._num_bytes += made.num_bytes
+            while self._num_bytes > _HOST_BYTES and len(self._items) > 1:
+                _, gone = self._items.popitem(last=False)
+                self._num_bytes -= gone.num_bytes
+            return self._items[digest]
+
+    def _made(self, digest: bytes, processed: Processed) -> MediaItem:
+        kind: Kind = "video" if "pixel_values_videos" in processed.inputs else "image"
+        count = int((processed.ids == self.placeholders[kind]).sum())
+        if not count:
+            raise ConfigError(f"the model's processor made no tokens of the {kind}")
+        added = self.hf.hf.tokenizer.added_tokens_decoder
+        ends = (int(processed.ids[0]), int(processed.ids[-1]))
+        alone = all(one in added for one in ends)
+        return MediaItem(
+            kind, digest, processed.text, processed.ids, count, self.placeholders[kind], processed.inputs, alone
+        )
+
+    # -- prompts -----------------------------------------------------------------------------------------------
+
+    def text(self, messages: Iterable[Message], render: Callable[[], str]) -> MediaText:
+        """Render messages of which some hold pictures.
+
+        render  renders them with the chat template
+        Raises ConfigError if a user's text holds a marker, or the template drops a picture.
+        """
+        messages = list(messages)
+        parts = media_parts(messages)
+        markers = [self.hf.markers[kind_of(part)] for part in parts]
+        for part, marker in zip(parts, markers, strict=True):
+            if marker is None:
+                raise ConfigError(f"the model's chat template has no place for {_a(part)}; leave it out")
+        reserved = {token for token in (*self.hf.markers.values(), *self._placeholder_texts) if token}
+        for index, message in enumerate(messages):
+            written = next((token for token in reserved if token in message.text), None)
+            if written is not None:
+                raise ConfigError(
+                    f"message {index} writes {written!r}, which stands for a picture; remove it from the text"
+                )
+        text = render()
+        found = re.findall("|".join(map(re.escape, self._marker_texts)), text)
+        if found != markers:
+            raise ConfigError(
+                f"the chat template wrote {len(found)} pictures and videos of {len(parts)}; put them into messages "
+                "of the user"
+            )
+        return MediaText.of(text, parts)
+
+    @cached_property
+    def _marker_texts(self) -> list[str]:
+        return sorted({marker for marker in self.hf.markers.values() if marker}, key=len, reverse=True)
+
+    @cached_property
+    def _placeholder_texts(self) -> list[str]:
+        convert = self.hf.hf.tokenizer.convert_ids_to_tokens
+        return [str(convert(token_id)) for token_id in self.placeholders.values()]
+
+    def encode(self, text: MediaText, encode_text: Callable[[str], NDArray[np.int32]]) -> PromptInput:
+        """Tokenise a rendered prompt and put its pictures in. encode_text: a whole prompt to ids"""
+        ids, spans = self.ids(text, self.load(text.parts), encode_text)
+        return self.prompt(ids, spans)
+
+    def ids(
+        self,
+        text: str,
+        items: Sequence[MediaItem],
+        encode_text: Callable[[str], NDArray[np.int32]],
+        offset: int = 0,
+    ) -> tuple[NDArray[np.int32], tuple[Span, ...]]:
+        """Tokenise a text with one marker for each of `items`. offset: tokens of the prompt before it"""
+        pieces = re.split("|".join(map(re.escape, self._marker_texts)), text)
+        if len(pieces) != len(items) + 1:
+            raise ConfigError(f"the text has {len(pieces) - 1} markers of pictures for {len(items)} pictures")
+        if all(item.alone for item in items):
+            ids = self._spliced(encode_text(text), items)
+        else:
+            whole = "".join(x for pair in zip(pieces, [*(i.text for i in items), ""], strict=True) for x in pair)
+            ids = encode_text(whole)
+        try:
+            return place(ids, items, list(self.placeholders.values()), offset)
+        except ValueError as error:
+            raise ConfigError(f"the prompt's text holds tokens that stand for pictures: {error}") from error
+
+    def _spliced(self, ids: NDArray[np.int32], items: Sequence[MediaItem]) -> NDArray[np.int32]:
+        """Put the ids of items in place of the markers' ids."""
+        convert = self.hf.hf.tokenizer.convert_tokens_to_ids
+        cuts = np.flatnonzero(np.isin(ids, [convert(marker) for marker in self._marker_texts]))
+        pieces: list[NDArray[np.int32]] = []
+        last = 0
+        for cut, item in zip(cuts, items, strict=True):
+            pieces += [ids[last:cut], item.ids]
+            last = int(cut) + 1
+        return np.concatenate([*pieces, ids[last:]]).astype(np.int32)
+
+    def prompt(self, ids: NDArray[np.int32], spans: tuple[Span, ...]) -> PromptInput:
+        """Return the prompt of these ids, with the positions of its tokens."""
+        if not spans:
+            return PromptInput(ids)
+        positions = self._positions(ids, spans)
+        if positions is None:
+            return PromptInput(ids, spans, Layout(both_ways=both_ways(self.model_config)))
+        if spans[-1].stop == len(ids):
+            raise ConfigError("the prompt ends with a picture; put text after it")
+        # generate goes on from the last position of the prompt, not by rope_deltas, which differ behind long videos
+        delta = int(positions[0, -1]) + 1 - len(ids)
+        return PromptInput(ids, spans, Layout(positions, delta, both_ways(self.model_config)))
+
+    def _positions(self, ids: NDArray[np.int32], spans: Sequence[Span]) -> NDArray[np.int64] | None:
+        """Return time, height and width of each token, int64 [3, num_tokens]; None for a model of one dimension."""
+        index = self._rope_index
+        if index is None:
+            return None
+        import torch
+
+        types, model_ids = np.zeros(len(ids), np.int64), ids.astype(np.int64)
+        for span in spans:
+            kind = span.values.item.kind
+            types[span.start : span.stop] = 1 if kind == "image" else 2
+            model_ids[span.start : span.stop] = self.placeholders[kind]
+        given: dict[str, Any] = {
+            "input_ids": torch.from_numpy(model_ids)[None],
+            "mm_token_type_ids": torch.from_numpy(types)[None],
+        }
+        items = [span.values.item for span in spans if span.values.first == 0]
+        for name in _GRIDS:
+            found = [torch.as_tensor(item.inputs[name]) for item in items if name in item.inputs]
+            if found:
+                given[name] = torch.cat(found)
+        known = inspect.signature(index).parameters
+        positions, _ = index(**{name: value for name, value in given.items() if name in known})
+        table: NDArray[np.int64] = positions[:, 0].numpy()
+        return table
+
+    @cached_property
+    def _rope_index(self) -> Callable[..., Any] | None:
+        """Return the model's own function of positions, on a model without weights."""
+        from torch import nn
+        from transformers import MODEL_MAPPING
+
+        cls: Any = MODEL_MAPPING.get(type(self.model_config), None)
+        if cls is None or not hasattr(cls, "get_rope_index"):
+            return None
+        model: Any = cls.__new__(cls)
+        nn.Module.__init__(model)
+        model.config = self.model_config
+        index: Callable[..., Any] = model.get_rope_index
+        return index
+
+
+def media_parts(messages: Iterable[Message]) -> list[Part]:
+    """Return the pictures and videos of messages, in order."""
+    return [
+        part
+        for message in messages
+        if not isinstance(message.content, str)
+        for part in message.content
+        if not isinstance(part, TextPart)
+    ]
+
+
+def kind_of(part: Part) -> Kind:
+    return "image" if isinstance(part, ImagePart) else "video"
+
+
+def _a(part: Part) -> str:
+    return "a picture" if isinstance(part, ImagePart) else "a video"

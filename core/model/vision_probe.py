@@ -1,0 +1,177 @@
+"""The self-test of a vision model's pictures: steps with pictures, beside the model's own forward.
+
+It runs once a load of a vision model, for two pictures of a few dozen tokens. A model that differs refuses pictures
+with the reason, and answers texts as before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from graftlm.core.chat.messages import ImagePart, Message, TextPart
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ConfigError
+from graftlm.core.execution.media_rows import MediaRows
+from graftlm.core.execution.vision import Vision
+from graftlm.core.model.qualify import TOLERANCE, AttentionFactory, probe_plan, probe_runner, relative_error
+from graftlm.core.prompt_input import PromptInput
+from graftlm.kernels.kv_store import allocate_kv
+from graftlm.kernels.wire_plan import Extent, WirePlan
+
+if TYPE_CHECKING:
+    from graftlm.core.loaded_model import LoadedModel
+
+_SIZES = ((80, 60), (60, 112))
+"""Width and height in pixels of the two pictures: small, and of different numbers of tokens in most models."""
+
+_GPU_SHARE = 50
+"""The default of `media_cache_bytes` on a GPU: its memory divided by this."""
+
+_CPU_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class PictureReference:
+    """Two prompts with a picture each, and their logits by the model's own forward before any replacement.
+
+    reason  why there are none
+    """
+
+    prompts: tuple[PromptInput, ...] = ()
+    logits: tuple[torch.Tensor, ...] = ()
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> PictureReference:
+        """Run the model on two pictures; without logits and with the reason if that fails."""
+        media = loaded.tokenizer.media if loaded.tokenizer is not None else None
+        if media is None:
+            return cls(reason=f"{loaded.name} reads text only; load a vision model")
+        try:
+            prompts = tuple(_prompt(loaded, index, size) for index, size in enumerate(_SIZES))
+            return cls(prompts, tuple(_own_logits(loaded, prompt) for prompt in prompts))
+        except ConfigError as error:
+            return cls(reason=str(error))
+        except Exception as error:  # models and processors raise any error
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            return cls(reason=f"{loaded.name} reads no pictures here: its own forward of a picture fails: {why}")
+
+
+def add_vision(
+    loaded: LoadedModel, reference: PictureReference, attention_factory: AttentionFactory, config: EngineConfig
+) -> None:
+    """Give a model that reads pictures its encoder, or the reason for which pictures are refused."""
+    loaded.no_pictures = reference.reason
+    if reference.reason is not None:
+        return
+    if loaded.lane == "serial":
+        loaded.no_pictures = f"{loaded.name} reads no pictures in the serial lane: {loaded.lane_reason}"
+        return
+    memory = torch.cuda.get_device_properties(loaded.device).total_memory if loaded.device.type == "cuda" else 0
+    max_bytes = config.media_cache_bytes or (memory // _GPU_SHARE if memory else _CPU_BYTES)
+    loaded.vision = Vision(loaded.model, max_bytes)
+    difference = _difference(loaded, reference, attention_factory)
+    if difference is not None:
+        loaded.vision = None
+        loaded.no_pictures = f"{loaded.name} reads no pictures here: {difference}"
+        return
+    loaded.vision.forget()
+
+
+def _prompt(loaded: LoadedModel, index: int, size: tuple[int, int]) -> PromptInput:
+    assert loaded.tokenizer is not None
+    from graftlm.core.media.loading import import_pillow
+    from graftlm.core.text.processor import TextProcessor
+
+    pixels = np.random.default_rng(index).integers(0, 256, (*size[::-1], 3), np.uint8)
+    part = ImagePart(import_pillow().fromarray(pixels))
+    if loaded.tokenizer.has_chat_template:
+        return TextProcessor(loaded.tokenizer).encode([Message("user", (TextPart("What is "), part, TextPart("?")))])
+    media = loaded.tokenizer.media
+    assert media is not None
+    text = f"What is {media.hf.fragment('image')}?"
+    encode = loaded.tokenizer.encode
+    ids, spans = media.ids(text, [media.item(part)], lambda given: np.array(encode(given), np.int32))
+    return media.prompt(ids, spans)
+
+
+def _own_logits(loaded: LoadedModel, prompt: PromptInput) -> torch.Tensor:
+    """Compute logits [num_tokens, vocab_size] by the model's own forward, pixels to logits."""
+    ids, types = prompt.ids.astype(np.int64), np.zeros(len(prompt), np.int64)
+    given: dict[str, Any] = {}
+    for span in prompt.spans:
+        item = span.values.item
+        ids[span.start : span.stop] = item.placeholder
+        types[span.start : span.stop] = 1
+        given.update(item.inputs)
+    dtype = getattr(loaded.model, "dtype", loaded.dtype)
+    given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
+    for name in ("token_type_ids", "mm_token_type_ids"):
+        given[name] = torch.from_numpy(types)[None]
+    given["input_ids"] = torch.from_numpy(ids)[None]
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    known = inspect.signature(loaded.model.forward).parameters
+    given = {name: value.to(loaded.device) for name, value in given.items() if name in known}
+    inner: Any = loaded.model
+    if hasattr(getattr(inner, "model", None), "rope_deltas"):
+        inner.model.rope_deltas = None
+    with torch.inference_mode():
+        logits: torch.Tensor = inner(**given, use_cache=False).logits[0]
+    if hasattr(getattr(inner, "model", None), "rope_deltas"):
+        inner.model.rope_deltas = None
+    return logits
+
+
+def _difference(loaded: LoadedModel, reference: PictureReference, attention_factory: AttentionFactory) -> str | None:
+    """Return the difference of ragged steps with pictures from the model's own forward; None if they agree."""
+    limit = TOLERANCE.get(loaded.dtype, 6e-2)
+    try:
+        found = _ragged(loaded, reference.prompts, attention_factory)
+    except Exception as failure:
+        return f"a step with pictures fails: {type(failure).__name__}: {str(failure)[:200]}"
+    error = max(map(relative_error, found, reference.logits))
+    if error < limit:
+        return None
+    return f"a step with pictures differs from the model's own forward by {error:.1e} (limit {limit:.0e})"
+
+
+def _ragged(
+    loaded: LoadedModel, prompts: tuple[PromptInput, ...], attention_factory: AttentionFactory
+) -> list[torch.Tensor]:
+    """Compute the logits of both prompts in two steps, the first of which ends within the pictures if it may."""
+    cuts = [_cut(prompt) for prompt in prompts]
+    lengths = list(map(len, prompts))
+    store = allocate_kv(loaded.kv_layout, sum(lengths), loaded.dtype, loaded.device)
+    runner = probe_runner(loaded, attention_factory(store), len(prompts))
+    places = tuple([Extent(sum(lengths[:i]), sum(lengths[: i + 1]))] for i in range(len(prompts)))
+    parts: list[list[torch.Tensor]] = [[] for _ in prompts]
+    for pieces in ([(0, cut) for cut in cuts], list(zip(cuts, lengths, strict=True))):
+        plan = _with_pictures(probe_plan([p.ids.tolist() for p in prompts], places, pieces), prompts, pieces)
+        logits, start = runner.forward(plan), 0
+        for part, (first, last) in zip(parts, pieces, strict=True):
+            part.append(logits[start : start + last - first].clone())
+            start += last - first
+    return [torch.cat(part) for part in parts]
+
+
+def _cut(prompt: PromptInput) -> int:
+    span = prompt.spans[0]
+    both_ways = prompt.layout is not None and prompt.layout.both_ways
+    return span.stop if both_ways or span.stop - span.start < 2 else (span.start + span.stop) // 2
+
+
+def _with_pictures(plan: WirePlan, prompts: tuple[PromptInput, ...], pieces: list[tuple[int, int]]) -> WirePlan:
+    media, start = MediaRows(), 0
+    ids, positions = [], []
+    for prompt, (first, last) in zip(prompts, pieces, strict=True):
+        of_row = media.add(prompt, prompt.ids[first:last], first, start)
+        ids.append(of_row[0])
+        positions.append(of_row[1])
+        start += last - first
+    joined = replace(plan, input_ids=np.concatenate(ids, dtype=np.int64), positions=np.concatenate(positions))
+    return media.written(joined)
