@@ -333,6 +333,7 @@ class LocalEngine:
             with self.device_wait():
                 sampler = self.sampler
                 outcomes = sampler.sample(plan, launched.logits) if pending is None else sampler.results(plan, pending)
+            self.spec.check_step()
         except BaseException as error:
             self._fail_step(plan.rows, error)
             return True

@@ -60,6 +60,7 @@ class RunnerSpec:
     count_step      is told of each step's seconds
     steps           runs several decode steps at once; None where each is run by itself
     check_device    raises if the device can no longer be used at all
+    check_step      raises if the results of the last steps are not to be used
     close           gives the model back in the state in which it was handed over
     num_states      slots for the states of sequences and cached prefixes; 0 for a model without layers with a state
     host_tier       host memory for evicted KV; None without
@@ -82,6 +83,7 @@ class RunnerSpec:
     count_step: Callable[[float], object] = lambda step_s: None
     steps: StepRunner | None = None
     check_device: Callable[[], object] = lambda: None
+    check_step: Callable[[], object] = lambda: None
     close: Callable[[], None] = lambda: None
     num_states: int = 0
     host_tier: HostTier | None = None
@@ -103,7 +105,7 @@ def build_local(
     check_host_bytes(config)
     registry = manager.load()
     prepare_constraints(tokenizer)
-    fit_threads()  # before weights are packed, in a layout that may depend on their number
+    fit_threads(config.tensor_parallel)  # before weights are packed, in a layout that may depend on their number
     lease, crew = ModelLease(model), None
     try:
         if config.tensor_parallel > 1:

@@ -24,6 +24,9 @@ from graftlm.kernels.weight import Weight
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """torch's linear function: x, weight, bias -> x @ weight.T + bias."""
 
+SumParts = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+"""Sums parts [num_parts, num_rows, n] of this process and those of others. -> [num_rows, n] in a dtype"""
+
 AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
 """A test of two results of one computation for equality within the tolerance."""
 
@@ -45,6 +48,7 @@ class LinearPlan:
     linear  multiplies the remaining numbers of rows; None is torch's own, which adds to the residual in its epilogue
     activation  of the gates
     strict  no sum depends on the number of rows, those of norms included
+    reduce  adds the parts of other processes, which have the remaining inputs of the layer; None if it has all
     """
 
     weight: Weight
@@ -53,6 +57,7 @@ class LinearPlan:
     linear: Linear | None = None
     activation: Activation = "silu"
     strict: bool = False
+    reduce: SumParts | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -93,6 +98,12 @@ class LinearPlan:
         -> the residual after `norm`, where one kernel both adds and norms; else None
         """
         run = self._run(len(x))
+        if self.reduce is not None:
+            total = self._reduced(x, run, self.reduce)
+            if run is None and addition is None:
+                residual.add_(total)
+                return None
+            return add_norm(total[None], residual, norm, addition=addition, strict=self.strict)
         if run is not None:
             return add_norm(run(x), residual, norm, self.bias, addition, strict=self.strict)
         if addition is not None:
@@ -102,6 +113,13 @@ class LinearPlan:
         else:
             residual.add_(self._all(x))
         return None
+
+    def _reduced(self, x: torch.Tensor, run: Run | None, reduce: SumParts) -> torch.Tensor:
+        """Return `matmul` with the parts of other processes; this one's bias is a part too."""
+        parts = run(x) if run is not None else self._all(x)[None]
+        if run is not None and self.bias is not None:
+            parts = _sum(parts, self.bias, torch.float32)[None]
+        return reduce(parts, x.dtype)
 
     def _run(self, num_rows: int) -> Run | None:
         return next((run for _, ranges, run in self.chosen if any(num_rows in rows for rows in ranges)), None)
@@ -126,6 +144,7 @@ def plan(
     max_rows: int | None = None,
     linear: Linear | None = None,
     activation: Activation = "silu",
+    reduce: SumParts | None = None,
 ) -> LinearPlan:
     """Choose the kernels for a linear layer of weight [n, k] and bias [n].
 
@@ -133,25 +152,27 @@ def plan(
     max_rows  the largest number of rows for kernels of few rows; None takes the measured rule
     linear    multiplies all rows in one order of sums, where no kernel does so faster (strict mode)
     activation  of the gates
+    reduce    adds the parts of other processes
     """
     few = max_rows_of(weight) if max_rows is None else max_rows
     check = _Check(weight, role, bias, activation, agree)
     gated_bias = bias is not None and role == "gate_up"
     if linear is not None:
-        return LinearPlan(weight, bias, () if gated_bias else _in_one_order(check), linear, activation, strict=True)
+        chosen = () if gated_bias else _in_one_order(check)
+        return LinearPlan(weight, bias, chosen, linear, activation, strict=True, reduce=reduce)
     if few == 0 or gated_bias:
-        return LinearPlan(weight, bias, activation=activation)
-    chosen: list[Chosen] = []
+        return LinearPlan(weight, bias, activation=activation, reduce=reduce)
+    found: list[Chosen] = []
     for kernel in MEASURED:
         rows = kernel.rows(weight, few) if role in kernel.roles else ()
         if not rows:
             continue
-        served = [numbers for other in chosen for numbers in other.rows]
+        served = [numbers for other in found for numbers in other.rows]
         probes = [n for n in kernel.probes if _within(n, rows) and not _within(n, served)]
         run = check.run(kernel, probes)
         if run is not None:
-            chosen.append(Chosen(kernel, rows, run))
-    return LinearPlan(weight, bias, tuple(chosen), activation=activation)
+            found.append(Chosen(kernel, rows, run))
+    return LinearPlan(weight, bias, tuple(found), activation=activation, reduce=reduce)
 
 
 def _within(number: int, rows: Iterable[range]) -> bool:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from graftlm.core.execution.experts import GatheredExperts
-from graftlm.core.execution.paged import PagedRunner, feed
+from graftlm.core.execution.paged import PagedRunner
 from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout, best_prefix
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.recurrent.state_step import StateStep
@@ -220,7 +220,8 @@ class GraphRunner:
             self._run(shape.num_rows, self._brief if brief else self.eager)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        mode = "global" if self.eager.ranks is None else "thread_local"  # NCCL's thread looks at its events
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             logits = self._run(shape.num_rows, self.eager)
         graph.replay()  # the first replay sends the graph to the device, which takes milliseconds
         return Captured(graph, _borrowed(logits))
@@ -268,7 +269,7 @@ def run_rows(
     """
     ids = step.ids[:num_rows]
     if runner.drawn is not None:
-        ids = feed(ids, step.sources[:num_rows], runner.drawn)
+        ids = runner.drawn_ids(ids, step.sources[:num_rows])
     states = None if state_slots is None else StateStep(num_rows, state_slots[:num_rows])
     rows = logits_rows if num_rows > len(logits_rows) else None
     return runner.run(ids, step.positions[:num_rows], None, rows, state_step=states)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from graftlm.core.errors import EngineError, ModelError
+from graftlm.core.tensor_parallel.ranks import ranks_at_hand
 from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
@@ -248,6 +249,7 @@ class PagedRunner:
         self._stack = loaded.stack if attention.reads_in_place(loaded.dtype) else None
         self.interrupt = np.zeros(1, np.int64)
         self._last = _last_attention(loaded)
+        self.ranks = ranks_at_hand()
 
     def forward(self, plan: WirePlan) -> torch.Tensor:
         """Compute the step: stores the KV of all its tokens.
@@ -318,8 +320,13 @@ class PagedRunner:
         """The step's ids, including those that the last step sampled on the device."""
         if plan.token_sources is None:
             return input_ids
+        return self.drawn_ids(input_ids, send(plan.token_sources, input_ids.device))
+
+    def drawn_ids(self, input_ids: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
+        """Return the ids with those that the last step sampled on the device, of rank 0 where there are several."""
         assert self.drawn is not None
-        return feed(input_ids, send(plan.token_sources, input_ids.device), self.drawn)
+        ids = feed(input_ids, sources, self.drawn)
+        return ids if self.ranks is None else self.ranks.from_first(ids)
 
     def run(
         self,

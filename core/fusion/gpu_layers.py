@@ -112,7 +112,7 @@ class Projections:
     @classmethod
     def of(cls, parts: Parts, choose: Callable[..., LinearPlan]) -> Projections:
         qkv = choose(parts.qkv.weight, "qkv", parts.qkv.bias) if parts.qkv is not None else None
-        return cls(qkv, choose(parts.out.weight, "add", parts.out.bias))
+        return cls(qkv, choose(parts.out.weight, "add", parts.out.bias, reduce=parts.out.reduce))
 
     @property
     def plans(self) -> tuple[LinearPlan, ...]:

@@ -93,7 +93,7 @@ def layer_mlps(parts: Parts) -> list[MakeMlp]:
 
         def dense(choose: Choose) -> LayerMlp:
             plan = choose(gate_up.weight, "gate_up", gate_up.bias, activation=parts.activation)
-            return DenseMlp(plan, choose(down.weight, "add", down.bias))
+            return DenseMlp(plan, choose(down.weight, "add", down.bias, reduce=down.reduce))
 
         forms.insert(0, dense)
     if (mixture := parts.mixture) is not None:

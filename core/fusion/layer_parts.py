@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
+from graftlm.core.tensor_parallel.ranks import REDUCE
 from graftlm.kernels.activation import Activation, gate_by_torch
+from graftlm.kernels.linear_dispatch import SumParts
 from graftlm.kernels.norm import Addition, Norm
 from graftlm.kernels.weight import Weight, weight_of
 
@@ -160,16 +162,19 @@ def _children(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...]:
 
 @dataclass(frozen=True)
 class Product:
-    """A linear layer: weight [n, k] and bias [n]."""
+    """A linear layer: weight [n, k] and bias [n]. reduce: adds the parts of other ranks, None without any"""
 
     weight: Weight
     bias: torch.Tensor | None
+    reduce: SumParts | None = None
 
     @classmethod
     def of(cls, modules: tuple[nn.Module, ...]) -> Product | None:
         """Return the linear layer of one module; None for a module of another kind, and for several modules."""
         weight = weight_of(modules[0]) if len(modules) == 1 else None
-        return cls(weight, getattr(modules[0], "bias", None)) if weight is not None else None
+        if weight is None:
+            return None
+        return cls(weight, getattr(modules[0], "bias", None), getattr(modules[0], REDUCE, None))
 
     @property
     def fallback(self) -> Product | None:

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 TICK_S = 0.1
 """Seconds between two looks at the followers."""
 
-SILENT_TICKS = 30
+SILENT_TICKS = 40
 """Looks without a beat of a follower after which it is ended: it is stopped, or computes nothing."""
 
-SLOW_LOAD = 20
+SLOW_LOAD = 15
 """Factor of these looks while models are loaded: compilers may keep a process from beating."""
 
 LATE_TICKS = 40
-"""Looks in which this rank waits for a follower in one sum."""
+"""Looks in which this rank waits for a follower in one sum, or has launched a step that the follower has not."""
 
 LOAD_S = 1800.0
 """Seconds that a follower may take longer than rank 0 to load its shard."""
@@ -149,7 +149,7 @@ class Crew:
             spec.close()
 
         runner = TensorParallelRunner(self, spec.runner)
-        return replace(spec, runner=runner, check_device=check, close=close, steps=None)
+        return replace(spec, runner=runner, check_device=check, check_step=self.check, close=close, steps=None)
 
     def check(self) -> None:
         """Raise EngineError if a rank is gone."""
@@ -161,7 +161,9 @@ class Crew:
         self.check()
         self.ring.write(plan, self.check)
         try:
-            return own(plan)
+            logits = own(plan)
+            self.ring.done()
+            return logits
         except BaseException as error:
             raise self._lost(error) from error
 
@@ -257,6 +259,7 @@ class Crew:
         if follower.silent > SILENT_TICKS * (SLOW_LOAD if self._loading else 1):
             return f"has not run for {follower.silent * TICK_S:.0f} s"
         awaited = self.ring.awaits(follower.rank)
+        awaited = self.ring.owed_by(follower.rank) if awaited is None else -awaited
         follower.late = follower.late + 1 if awaited is not None and awaited == follower.waited_for else 0
         follower.waited_for = awaited
         if follower.late > LATE_TICKS:
@@ -305,6 +308,11 @@ def check_ranks(model: Any, config: EngineConfig) -> tuple[str, torch.device]:
 
 
 def _check_cards(name: str, device: torch.device, size: int) -> None:
+    if torch.distributed.is_initialized():
+        raise ConfigError(
+            f"tensor_parallel is {size}, but this process has a group of torch.distributed already, of a launcher or "
+            "of another runtime; start the script without the launcher, or close that runtime first"
+        )
     if device.index is not None:
         raise ConfigError(f"device is {name!r}, but tensor_parallel={size} takes {size} GPUs; use device='cuda'")
     count = torch.cuda.device_count()

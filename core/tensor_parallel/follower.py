@@ -49,6 +49,8 @@ class Line:
 
 def follow(job: Job, line: Line) -> None:
     """Load the shard and run steps for ever. An exception ends the process, which rank 0 is told of."""
+    import torch
+
     from graftlm.core.engine_builder import build_runner
     from graftlm.core.model.weights import choose_device
     from graftlm.core.tensor_parallel.plan_ring import PlanRing
@@ -58,7 +60,10 @@ def follow(job: Job, line: Line) -> None:
 
     ring = PlanRing(job.ring, job.rank, job.size, spin=job.spin_s)
     threading.Thread(target=_beat, args=(ring, os.getppid()), daemon=True).start()
-    ranks = Ranks(job.rank, job.size, choose_device(job.config.device), f"/proc/self/fd/{job.store}", ring)
+    device = choose_device(job.config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # kernels are launched on the current one
+    ranks = Ranks(job.rank, job.size, device, f"/proc/self/fd/{job.store}", ring)
 
     def meet(mine: Meeting) -> Meeting:
         line.say("facts", mine)
@@ -68,13 +73,14 @@ def follow(job: Job, line: Line) -> None:
 
     ranks.meet = meet
     registry = manager.load()
-    fit_threads()
+    fit_threads(job.size)
     with loading_for(ranks):
         loaded = registry.models[job.config.loader](job.model, job.config, None)
         spec = build_runner(loaded, job.config, registry.attention)
     line.say("ready")
     while True:
         spec.runner.forward(ring.read())
+        ring.done()
 
 
 def _beat(ring: PlanRing, parent: int) -> None:

@@ -25,8 +25,9 @@ _HEADER = 4096
 _WORDS = 8
 """Words of 8 bytes of each rank: one cache line."""
 
-_WRITTEN, _READ, _BEATS, _SUMS, _WAITS = range(5)
-"""What the words of a rank count: slots written (rank 0), slots read, beats, sums begun; whether it waits in a sum."""
+_WRITTEN, _READ, _BEATS, _SUMS, _WAITS, _DONE = range(6)
+"""What the words of a rank count: slots written (rank 0), slots read, beats, sums begun; whether it waits in a sum;
+steps that it has launched."""
 
 _SHORT_S, _LONG_S = 5e-5, 2e-3
 """Pauses of a reader between two looks: while steps come, and after a second without."""
@@ -117,6 +118,15 @@ class PlanRing:
 
     def summed(self) -> None:
         self._own[_WAITS] = 0
+
+    def done(self) -> None:
+        """Note that a step was launched, or computed where nothing is launched."""
+        self._own[_DONE] += 1
+
+    def owed_by(self, rank: int) -> int | None:
+        """The steps that `rank` has launched, if they are fewer than this rank's."""
+        theirs = int(self._words[rank, _DONE])
+        return theirs if theirs < self._own[_DONE] else None
 
     def beats(self, rank: int) -> int:
         return int(self._words[rank, _BEATS])

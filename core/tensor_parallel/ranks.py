@@ -6,19 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from graftlm.core.errors import ConfigError
-
-JOIN_S = 120.0
-"""Seconds in which all ranks must have started."""
-
-LONGEST_SUM_S = 600.0
-"""Seconds after which a sum that nobody has ended fails; the watch over the followers ends it much earlier."""
+from graftlm.core.tensor_parallel.sums import Sums, sums_on
 
 
 @dataclass(frozen=True)
@@ -77,56 +70,46 @@ class Ranks:
         self._store = store
         self._progress = progress
         self._num_sums = 0
-        self._group: Any = None
+        self._sums: Sums | None = None
 
     def agree(self, mine: Meeting) -> Meeting:
         """Meet the other ranks, which have loaded their shards too. -> what all have in common; sums are live then"""
         common = self.meet(mine)
-        self._group = _gloo(self.rank, self.size, self._store)
+        self._sums = sums_on(self.device, self.rank, self.size, self._store)
         self.live = True
         return common
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' parts, equal to the bit on all of them; in place where the device allows it."""
-        if not self.live:
-            return part.mul_(self.size)
+        """Return the sum of all ranks' parts, equal to the bit on all of them; the part may be overwritten."""
+        return self.sum_parts(part[None], part.dtype) if self.live else part.mul_(self.size)
+
+    def sum_parts(self, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Sum parts [num_parts, ...] of this rank, and those of all ranks. -> [...] in `dtype`"""
+        if not self.live or self._sums is None:
+            return parts.sum(0).mul_(self.size).to(dtype)
         self._num_sums += 1
         self._progress.summing(self._num_sums)
         try:
-            return self._sum(part)
+            return self._sums(parts, dtype)
         finally:
             self._progress.summed()
 
-    def _sum(self, part: torch.Tensor) -> torch.Tensor:
-        assert self._group is not None
-        wide = part.float() if part.dtype.itemsize < 4 else part.contiguous()
-        if self.size == 2:
-            self._group.allreduce([wide]).wait()
-        else:  # added in the order of the ranks: a ring's order depends on the number of rows
-            parts = [torch.empty_like(wide) for _ in range(self.size)]
-            self._group.allgather([parts], [wide]).wait()
-            wide = parts[0]
-            for other in parts[1:]:
-                wide.add_(other)
-        return part.copy_(wide) if wide is not part else part
+    def from_first(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's numbers, of which the other ranks know the shape. int64, up to 2**24"""
+        if not self.live:
+            return numbers
+        return self.sum(numbers.clone() if self.rank == 0 else torch.zeros_like(numbers))
 
     def abort(self) -> None:
-        """Let a sum that waits for a rank that has ended end too. From any thread."""
+        """Let sums that wait for a rank that has ended end too, with any result. From any thread."""
+        if self._sums is not None:
+            self._sums.abort()
 
     def close(self) -> None:
         """Leave the group."""
-        self._group = None
-
-
-def _gloo(rank: int, size: int, path: str) -> Any:
-    """Join the other ranks on this machine's loopback device. path: of a file that all ranks open"""
-    distributed: Any = dist
-    store = distributed.FileStore(path, size)
-    store.set_timeout(timedelta(seconds=JOIN_S))
-    options = distributed.ProcessGroupGloo._Options()
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = timedelta(seconds=LONGEST_SUM_S)
-    return distributed.ProcessGroupGloo(store, rank, size, options)
+        if self._sums is not None:
+            self._sums.close()
+        self._sums = None
 
 
 class _Current(threading.local):
@@ -151,10 +134,20 @@ def loading_for(ranks: Ranks | None) -> Iterator[None]:
         _current.ranks = before
 
 
-def summing_hook(ranks: Ranks) -> Callable[..., Any]:
-    """A forward hook of a module whose output is a part of a sum."""
+REDUCE = "graftlm_reduce"
+"""The attribute of a module whose output is a part of a sum: a SumParts for code that does not call the module."""
+
+
+def add_sum(module: torch.nn.Module, ranks: Ranks) -> None:
+    """Sum the outputs of a module, which are parts of sums."""
 
     def summed(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> torch.Tensor:
         return ranks.sum(output)
 
-    return summed
+    def reduce(
+        parts: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:  # no bound method: copies of modules copy those
+        return ranks.sum_parts(parts, dtype)
+
+    module.register_forward_hook(summed)
+    setattr(module, REDUCE, reduce)

@@ -16,7 +16,7 @@ from graftlm.core.errors import ModelError
 from graftlm.core.hub import why_not
 from graftlm.core.model.description import model_config
 from graftlm.core.model.weights import choose_dtype, progress_bars, snapshot
-from graftlm.core.tensor_parallel.ranks import Ranks, summing_hook
+from graftlm.core.tensor_parallel.ranks import Ranks, add_sum
 from graftlm.core.tensor_parallel.shard_plan import ShardPlan
 
 
@@ -55,7 +55,7 @@ def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
 def add_sums(model: nn.Module, plan: ShardPlan, ranks: Ranks) -> None:
     """Sum the outputs of the modules that compute parts of sums."""
     for name in plan.sums:
-        model.get_submodule(name).register_forward_hook(summing_hook(ranks))
+        add_sum(model.get_submodule(name), ranks)
 
 
 def _dtype(hf_config: Any, config: EngineConfig, device: torch.device) -> torch.dtype:

@@ -57,10 +57,13 @@ def _limit(group: Path) -> float:
     return math.inf
 
 
-def fit_threads() -> None:
-    """Limit torch's threads to the usable cores: more threads would wait for one another in every loop."""
+def fit_threads(num_processes: int = 1) -> None:
+    """Limit torch's threads to the usable cores: more threads would wait for one another in every loop.
+
+    num_processes  that compute at the same time, and share the cores
+    """
     import torch
 
-    cores = usable_cores()
+    cores = max(1, usable_cores() // num_processes)
     if torch.get_num_threads() > cores and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(cores)

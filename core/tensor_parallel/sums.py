@@ -1,0 +1,171 @@
+"""Sums over ranks by device: gloo on a CPU; on GPUs own kernels over symmetric memory, and NCCL for what is larger."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as _distributed
+
+from graftlm.kernels.gpu.support import triton_problem
+
+JOIN_S = 120.0
+"""Seconds in which all ranks must have started."""
+
+LONGEST_SUM_S = 600.0
+"""Seconds after which a sum that nobody has ended fails; the watch over the followers ends it much earlier."""
+
+SLAB_BYTES = 32 << 20
+"""Largest tensor that the own kernel sums: 1,536 rows of 8,192 numbers of two bytes, and some. NCCL sums the others."""
+
+TEST_S = 20.0
+"""Seconds after which a test of the own kernel is given up."""
+
+log = logging.getLogger("graftlm.engine")
+_dist: Any = _distributed  # its annotations lack names that exist
+
+
+class Sums(Protocol):
+    """Adds parts over all ranks; every rank calls it for the same shapes in the same order."""
+
+    def __call__(self, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Sum parts [num_parts, ...] of this rank, and those of all ranks. -> [...] in `dtype`, the same everywhere"""
+        ...
+
+    def abort(self) -> None:
+        """Let a sum that waits end, with any result. From any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def sums_on(device: torch.device, rank: int, size: int, store: str) -> Sums:
+    """Join the other ranks. store: path of an empty file that all ranks open"""
+    held = _dist.FileStore(store, size)
+    held.set_timeout(timedelta(seconds=JOIN_S))
+    return GlooSums(held, rank, size) if device.type == "cpu" else DeviceSums(held, rank, size, device)
+
+
+class GlooSums:
+    """Sums on CPUs over this machine's loopback device."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        options = _dist.ProcessGroupGloo._Options()
+        options._devices = [_dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=LONGEST_SUM_S)
+        self._group = _dist.ProcessGroupGloo(store, rank, size, options)
+        self._size = size
+
+    def __call__(self, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        part = parts[0] if len(parts) == 1 else parts.sum(0)
+        wide = part.float() if part.is_floating_point() else part
+        wide = wide.contiguous()
+        if self._size == 2:
+            self._group.allreduce([wide]).wait()
+            return wide.to(dtype)
+        # added in the order of the ranks: a ring's order depends on the number of rows
+        all_parts = [torch.empty_like(wide) for _ in range(self._size)]
+        self._group.allgather([all_parts], [wide]).wait()
+        total = all_parts[0]
+        for other in all_parts[1:]:
+            total.add_(other)
+        return total.to(dtype)
+
+    def abort(self) -> None:
+        pass  # the connections of a process that has ended are closed
+
+    def close(self) -> None:
+        self._group = None
+
+
+class DeviceSums:
+    """Sums on GPUs of one host: one kernel over symmetric memory for what fits, else NCCL."""
+
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
+        for name, value in (
+            ("NCCL_NVLS_ENABLE", "0"),
+            ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
+            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),  # it would end this process
+            ("TORCH_NCCL_ENABLE_MONITORING", "0"),
+        ):
+            os.environ.setdefault(name, value)
+        torch.cuda.set_device(device)
+        limit = timedelta(seconds=LONGEST_SUM_S)
+        _dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=limit, device_id=device)
+        self._size, self._device = size, device
+        self._abort = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._own: Any = None
+        self.reason = triton_problem(device)
+        own = self._tested(rank) if self.reason is None else None
+        works = torch.tensor([own is not None], dtype=torch.int32, device=device)
+        _dist.all_reduce(works, _dist.ReduceOp.MIN)
+        if int(works):
+            self._own = own
+        else:
+            log.warning("sums over GPUs go through NCCL, more slowly: %s", self.reason or "on another rank they do")
+
+    def __call__(self, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self._own is not None and self._own.takes(parts.shape[1:], dtype):
+            total: torch.Tensor = self._own(parts, dtype)
+            return total
+        part = (parts[0] if len(parts) == 1 else parts.sum(0)).to(dtype).contiguous()
+        _dist.all_reduce(part)
+        return part
+
+    def _tested(self, rank: int) -> Any:
+        """Return the own kernel, if it adds as it must."""
+        late = threading.Timer(TEST_S, self.abort)
+        late.start()
+        try:
+            own = self._connected(rank)
+            for dtype, num in ((torch.bfloat16, 4096), (torch.float32, 77_777), (torch.int64, 5)):
+                for number in range(5):
+                    base = (torch.arange(num, device=self._device) * 7 + number) % 101
+                    found = own((base * (rank + 1)).to(dtype)[None], dtype)
+                    expected = (base * sum(range(1, self._size + 1))).to(dtype)
+                    if not bool((found == expected).all()):
+                        raise RuntimeError("the kernel's sum is wrong")
+            return own
+        except Exception as error:
+            self.reason = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+            return None
+        finally:
+            late.cancel()
+            if int(self._abort[0]):
+                self.reason = "a test of the kernel took too long"
+                self._abort.zero_()
+
+    def _connected(self, rank: int) -> Any:
+        import torch.distributed._symmetric_memory as symmetric
+
+        from graftlm.kernels.gpu.rank_sum import RankSum, num_programs
+
+        memory: Any = symmetric
+        num_flags = num_programs(SLAB_BYTES) * self._size
+        words = (2 * SLAB_BYTES) // 4 + num_flags
+        buffer = memory.empty(words, dtype=torch.int32, device=self._device)
+        buffer.zero_()
+        torch.cuda.synchronize(self._device)
+        handle = memory.rendezvous(buffer, _dist.group.WORLD.group_name)
+        self._held = buffer, handle
+        bases = [int(base) for base in handle.buffer_ptrs]
+        torch.cuda.synchronize(self._device)
+        _dist.barrier()
+        flags = [base + 2 * SLAB_BYTES for base in bases]
+        return RankSum(rank, bases, flags, self._abort.data_ptr(), SLAB_BYTES, self._device)
+
+    def abort(self) -> None:
+        self._abort.numpy()[0] = 1
+        if self._own is None:
+            with suppress(Exception):
+                _dist.distributed_c10d._abort_process_group()
+
+    def close(self) -> None:
+        self._own = self._held = None
+        with suppress(Exception):
+            _dist.distributed_c10d._abort_process_group()
