@@ -229,6 +229,7 @@ def serve(
         list[str] | None, typer.Option(help="A folder whose pictures requests may name; may be given again.")
     ] = None,
     replicas: Annotated[int, typer.Option(help="Runtimes with a copy of the model each, on Ray.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs that hold a part of each layer.")] = 1,
     option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE of the runtime, as dtype=bfloat16; may be given again.")
     ] = None,
@@ -259,6 +260,8 @@ def serve(
     options = process.read_options(option or ())
     if replicas > 1:
         options = {"engine": "ray", **options, "replicas": replicas}
+    if tensor_parallel > 1:
+        options = {**options, "tensor_parallel": tensor_parallel}
     process.serve(model, settings, options)
 
 

@@ -167,10 +167,14 @@ def _resources(config: EngineConfig) -> dict[str, float]:
     """Return the resources of each actor; raise ConfigError if the cluster has fewer."""
     there = _cluster_resources()
     num_gpus, num_cpus, wanted = int(there.get("GPU", 0)), int(there.get("CPU", 0)), config.replicas
+    each = config.tensor_parallel
+    ranks = f" and tensor_parallel is {each}, which take {wanted * each}" if each > 1 else ""
     if config.device == "cpu" or (config.device == "auto" and not num_gpus):
         if num_cpus < wanted:
             raise ConfigError(f"replicas is {wanted}, the Ray cluster has {num_cpus} CPUs; ask for fewer")
         return {"num_cpus": num_cpus // wanted, "num_gpus": 0}
-    if num_gpus < wanted:
-        raise ConfigError(f"replicas is {wanted}, the Ray cluster has {num_gpus} GPUs; ask for fewer, or device='cpu'")
-    return {"num_cpus": 1 if num_cpus >= wanted else 0, "num_gpus": 1}
+    if num_gpus < wanted * each:
+        raise ConfigError(
+            f"replicas is {wanted}{ranks}, the Ray cluster has {num_gpus} GPUs; ask for fewer, or device='cpu'"
+        )
+    return {"num_cpus": 1 if num_cpus >= wanted else 0, "num_gpus": each}
