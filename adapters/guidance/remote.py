@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 from graftlm.adapters.guidance.remote_parts import Part, parts_of
 from graftlm.adapters.guidance.streaming import cancelled_with_reader
+from graftlm.core.chat.messages import ImagePart
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError
 from graftlm.core.program.expression import Gen, Select, Text
@@ -26,12 +28,11 @@ from graftlm.core.remote.transport.answer import Answer
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import Chunk
 from graftlm.core.runtime import Runtime
-from guidance._ast import GrammarNode, ImageUrl, LiteralNode, RoleEnd, RoleStart
+from guidance._ast import GrammarNode, ImageBlob, ImageUrl, LiteralNode, RoleEnd, RoleStart
 from guidance._schema import TokenUsage
 from guidance.models._base import Interpreter, State
-from guidance.models._base._interpreter import UnsupportedNodeError
 from guidance.models._base._model import _event_queues
-from guidance.trace import OutputAttr, TextOutput
+from guidance.trace import ImageOutput, OutputAttr, TextOutput
 
 DEFAULT_MAX_TOKENS = 1024
 """Default token limit of a gen. Reaching it is an error, because the cut was not requested."""
@@ -129,8 +130,14 @@ class RemoteInterpreter(Interpreter[RemoteState]):
         self._go_on().write(node.value)
         yield TextOutput(value=node.value, is_input=True)
 
+    def image_blob(self, node: ImageBlob, **kwargs: Any) -> Iterator[OutputAttr]:
+        self._go_on().write_media(ImagePart(b64decode(node.data)))
+        yield ImageOutput(value=node.data, is_input=True)
+
     def image_url(self, node: ImageUrl, **kwargs: Any) -> Iterator[OutputAttr]:
-        raise UnsupportedNodeError(interpreter=self, node=node)  # before the image is downloaded
+        """Append a picture that the endpoint itself fetches."""
+        self._go_on().write_media(ImagePart(node.url))
+        yield TextOutput(value="", is_input=True)
 
     def grammar(self, node: GrammarNode, **kwargs: Any) -> Iterator[OutputAttr]:
         """Run a grammar; a gen's call also fetches the parts after it."""

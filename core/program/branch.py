@@ -8,7 +8,8 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from graftlm.core.errors import ConfigError, EngineError, RequestCancelled
+from graftlm.core.chat.messages import ImagePart, VideoPart
+from graftlm.core.errors import EngineError, RequestCancelled
 from graftlm.core.program.expression import (
     Expression,
     Gen,
@@ -201,9 +202,10 @@ class Branch:
             case ScopeEnd(name):
                 transcript.settle()
                 self._resolve(variable, transcript.text[self._scopes.pop(name) :])
-            case Image() | Video():
-                kinds = f"{type(part).__name__.lower()}s"
-                raise ConfigError(f"{self.run.backend.model_name} reads text only, not {kinds}; use a model that sees")
+            case Image(image):
+                transcript.write_media(ImagePart(image), self.run.backend.model_name)
+            case Video(video, num_frames):
+                transcript.write_media(VideoPart(video, num_frames), self.run.backend.model_name)
 
     def _new_transcript(self) -> Transcript:
         return Transcript(self.run.backend.tokenizer)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from graftlm.core.chat.chat import Chat, chat_format
 from graftlm.core.chat.growing_text import GrowingText
+from graftlm.core.chat.messages import ImagePart, VideoPart
 from graftlm.core.errors import ConfigError
 from graftlm.core.prompt_input import PromptInput
 
@@ -61,6 +62,11 @@ class Transcript:
                 self._turn += text
                 return
         self._text.write(text)
+
+    def write_media(self, part: ImagePart | VideoPart, model_name: str = "the model") -> None:
+        """Append a picture or a video. Raises ConfigError, with the model's name, if the model reads text only."""
+        kinds = "images" if isinstance(part, ImagePart) else "videos"
+        raise ConfigError(f"{model_name} reads text only, not {kinds}; use a model that sees")
 
     def begin(self, role: str) -> None:
         """Open a turn."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+import guidance
 import numpy as np
 import pytest
 from langchain_core.messages import HumanMessage
@@ -17,6 +18,7 @@ from PIL import Image
 
 import graftlm as gl
 from graftlm.adapters.dspy import GraftLM
+from graftlm.adapters.guidance import GraftModel
 from graftlm.adapters.langchain import ChatGraftLM
 from graftlm.adapters.llama_index import GraftLLM
 from graftlm.adapters.llama_index.errors import GraftCallError
@@ -113,3 +115,37 @@ def test_objects_of_the_runtime(server: Server, tmp_path: Path) -> None:
         ):
             with pytest.raises(ConfigError, match=message):
                 runtime.generate([{"role": "user", "content": [part]}])
+
+
+def test_pictures_in_programs(server: Server) -> None:
+    """Between the texts of a user's turn, in each of its forks; an error elsewhere."""
+
+    @gl.program
+    def ask(s: Any) -> None:
+        s += gl.user("look at " + gl.image(JPEG) + " and " + gl.image(WEB) + "?")
+        for branch in s.fork(2):
+            branch += gl.assistant(gl.gen("answer", max_tokens=4))
+
+    @gl.program
+    def wrong(s: Any) -> None:
+        s += gl.user("look") + gl.assistant(gl.image(JPEG) + gl.gen("answer"))
+
+    text = [{"type": "text", "text": text} for text in ("look at ", " and ", "?")]
+    turn = {"role": "user", "content": [text[0], picture(SENT), text[1], picture(WEB), text[2]]}
+    with gl.Runtime("m", base_url=server.url) as runtime:
+        state = ask.run(runtime=runtime)
+        assert state.messages == [turn] and state.error is None
+        assert [request.body["messages"] for request in server.requests[-2:]] == [[turn]] * 2
+        with pytest.raises(ConfigError, match="a picture stands outside of a user's turn; put it into gl.user"):
+            raise wrong.run(runtime=runtime).error or AssertionError
+
+
+def test_images_of_guidance(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "photo"
+    path.write_bytes(JPEG)
+    lm = GraftModel("m", base_url=server.url, echo=False)
+    with guidance.user():
+        lm += "look at " + guidance.image(path) + guidance.image(WEB) + "?"
+    with guidance.assistant():
+        lm += guidance.gen("answer", max_tokens=4)
+    assert media(server) == [picture(SENT), picture(WEB)] and lm["answer"]

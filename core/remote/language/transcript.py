@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from graftlm.core.chat.messages import ImagePart, VideoPart
 from graftlm.core.errors import ConfigError
 from graftlm.core.program.transcript import Transcript
 from graftlm.core.remote.speculation.text import RemoteText
+from graftlm.core.remote.transport.prompt import media_dict
 
 if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint
@@ -26,8 +28,9 @@ class RemoteTranscript(Transcript):
         super().__init__(tokenizer)  # type: ignore[arg-type]  # used only where turns are rendered
         self.remote = remote
         self._text = remote
-        self._turns: tuple[Mapping[str, str], ...] = ()
+        self._turns: tuple[Mapping[str, Any], ...] = ()
         self._role: str | None = None
+        self._media: tuple[tuple[int, dict[str, Any]], ...] = ()  # of the open turn, each with the text's length there
 
     def fork(self, num_copies: int) -> list[Transcript]:
         """Return copies that continue independently; a surplus passes to the copies that may use it."""
@@ -42,11 +45,40 @@ class RemoteTranscript(Transcript):
         return copies
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         if self._rendered:
             return super().messages
-        opened = [] if self._role is None else [{"role": self._role, "content": self.remote.open_text}]
+        opened = [] if self._role is None else [{"role": self._role, "content": self._content}]
         return [dict(turn) for turn in self._turns] + opened
+
+    @property
+    def _content(self) -> str | list[dict[str, Any]]:
+        """The open turn: its text, or its texts, pictures and videos in order."""
+        text, start = self.remote.open_text, 0
+        if not self._media:
+            return text
+        parts: list[dict[str, Any]] = []
+        for at, part in (*self._media, (len(text), None)):
+            parts += [{"type": "text", "text": text[start:at]}] if at > start else []
+            parts += [part] if part is not None else []
+            start = at
+        return parts
+
+    def write_media(self, part: ImagePart | VideoPart, model_name: str = "the model") -> None:
+        """Append a picture or a video to the open turn of a user. It has no text.
+
+        Raises: ConfigError elsewhere, and where the turns are rendered here to one text.
+        """
+        noun = "a picture" if isinstance(part, ImagePart) else "a video"
+        if self._rendered:
+            raise ConfigError(
+                f"{noun} cannot be sent, because a tokenizer was given and chats are rendered here; leave tokenizer out"
+            )
+        if self._role in (None, "assistant"):
+            raise ConfigError(f"{noun} stands outside of a user's turn; put it into gl.user")
+        self.settle()
+        where = f"turn {len(self._turns)} ({self._role})"
+        self._media += ((len(self.remote.open_text), media_dict(part, where)),)
 
     def write(self, text: str) -> None:
         if self._rendered or self._role is not None or not self._turns:
@@ -77,8 +109,8 @@ class RemoteTranscript(Transcript):
         if self._rendered:
             return super().end()
         assert self._role is not None
-        self._turns += ({"role": self._role, "content": self.remote.open_text},)
-        self._role = None
+        self._turns += ({"role": self._role, "content": self._content},)
+        self._role, self._media = None, ()
 
     def check_writable(self, what: str) -> None:
         """Raise ConfigError where the model cannot generate."""

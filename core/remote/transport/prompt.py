@@ -89,11 +89,12 @@ def message_dict(message: Message, index: int = 0) -> dict[str, Any]:
     index  the message's number, for errors
     """
     where = f"message {index} ({message.role})"
-    content = [_part(part, where) for part in message.content] if message.has_media else message.text
+    content = [media_dict(part, where) for part in message.content] if message.has_media else message.text
     return chat_dict(message, content, json.dumps)
 
 
-def _part(part: Any, where: str) -> dict[str, Any]:
+def media_dict(part: Any, where: str) -> dict[str, Any]:
+    """Return a part of a message in the form of the OpenAI API. Raises ConfigError, beginning with `where`."""
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     if isinstance(part, ImagePart):
