@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -32,9 +33,11 @@ steps that it has launched."""
 _SHORT_S, _LONG_S = 5e-5, 2e-3
 """Pauses of a reader between two looks: while steps come, and after a second without."""
 
-_NAMES = [each.name for each in fields(WirePlan)]
+_OTHERS = ("embedded", "until_windowed")
+"""Fields that are no arrays: of steps with pictures only."""
+_NAMES = [each.name for each in fields(WirePlan) if each.name not in _OTHERS]
 _INT32 = {"token_sources"}
-_PAIRS = {"extents", "state_copies"}
+_SHAPES = {"extents": (-1, 2), "state_copies": (-1, 2), "grid": (3, -1)}
 
 
 class PlanRing:
@@ -150,10 +153,12 @@ def new_memory(name: str, num_bytes: int) -> int:
 
 
 def pack(plan: WirePlan) -> bytes:
-    """Return a plan as bytes: the length of each array, -1 for None, then all arrays."""
+    """Return a plan as bytes: the length of each array, -1 for None, then all arrays, then the other fields."""
     arrays = [getattr(plan, name) for name in _NAMES]
+    others = [getattr(plan, name) for name in _OTHERS]
     lengths = np.array([-1 if array is None else array.size for array in arrays], np.int64)
-    return b"".join([lengths.tobytes(), *(array.tobytes() for array in arrays if array is not None)])
+    rest = pickle.dumps(others) if any(others) else b""
+    return b"".join([lengths.tobytes(), *(array.tobytes() for array in arrays if array is not None), rest])
 
 
 def unpack(record: bytes | bytearray) -> WirePlan:
@@ -166,6 +171,8 @@ def unpack(record: bytes | bytearray) -> WirePlan:
             found[name] = None
             continue
         array = np.frombuffer(record, np.int32 if name in _INT32 else np.int64, length, offset)
-        found[name] = array.reshape(-1, 2) if name in _PAIRS else array
+        found[name] = array.reshape(_SHAPES.get(name, (length,)))
         offset += array.nbytes
+    if offset < len(record):
+        found |= zip(_OTHERS, pickle.loads(record[offset:]), strict=True)
     return WirePlan(**found)

@@ -86,6 +86,11 @@ class ShardPlan:
         """Cut a model by the plan of its configuration. Raises ConfigError, which names what cannot be cut."""
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+        if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ConfigError(
+                f"tensor_parallel is {size}, but {name} ({hf_config.model_type}) is no decoder of text alone; use "
+                "tensor_parallel=1"
+            )
         styles = _styles(name, hf_config)
         shard_config = _narrowed(name, hf_config, styles, size)
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]

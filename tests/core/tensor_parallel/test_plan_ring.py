@@ -27,12 +27,14 @@ def plan_of(num_new: int, sources: bool) -> WirePlan:
     found = {each.name: getattr(made, each.name) for each in fields(WirePlan)}
     found["state_copies"] = np.array([[3, 2], [5, 4]])
     found["token_sources"] = np.full(num_new + 1, -1, np.int32) if sources else None
+    found["grid"] = np.arange(3 * num_new + 3).reshape(3, -1) if sources else None
+    found["until_windowed"] = sources
     return WirePlan(**found)
 
 
 def same(one: WirePlan, other: WirePlan) -> bool:
     pairs = [(getattr(one, each.name), getattr(other, each.name)) for each in fields(WirePlan)]
-    return all((a is None and b is None) or (a.dtype == b.dtype and np.array_equal(a, b)) for a, b in pairs)
+    return all(a is b or type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)
 
 
 def test_plans_arrive_in_order_and_unchanged(rings: tuple[PlanRing, PlanRing]) -> None:
