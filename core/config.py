@@ -387,6 +387,8 @@ class SamplingOptions(TypedDict, total=False):
     on_unsupported: Literal["error", "warn", "check"]
     max_retries: int
     bounded_numbers: bool
+    whitespace: Literal["auto", "compact", "single", "flexible"]
+    strict_schema: bool
 
 
 @dataclass(frozen=True)
@@ -404,6 +406,9 @@ class SamplingParams:
     `max_retries` times (a greedy request then samples) before it raises a GrammarError; its stream
     arrives as one chunk. `bounded_numbers` limits numbers that a schema does not bound to the usual
     precision: 18 digits for integers, 17 significant digits for others, also in `gen(dtype=)`.
+    `whitespace` and `strict_schema` are `whitespace` and `strict` of `Grammar.compile`, for the JSON of
+    `json_schema`. "auto" writes JSON as the prompt last shows it: "flexible" after indented JSON, "single" after
+    `{"a": 1}`, else "compact".
     """
 
     max_tokens: int | None = 256
@@ -433,6 +438,8 @@ class SamplingParams:
     on_unsupported: Literal["error", "warn", "check"] = "error"
     max_retries: int = 2
     bounded_numbers: bool = True
+    whitespace: Literal["auto", "compact", "single", "flexible"] = "auto"
+    strict_schema: bool = True
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -459,6 +466,11 @@ class SamplingParams:
             _check(_is_finite(value), f"{name} is {shortened(value)}; it must be a finite number")
         _check_switch("ignore_eos", self.ignore_eos)
         _check_switch("bounded_numbers", self.bounded_numbers)
+        _check_switch("strict_schema", self.strict_schema)
+        _check(
+            self.whitespace in ("auto", "compact", "single", "flexible"),
+            f"whitespace is {self.whitespace!r}; use 'auto', 'compact', 'single' or 'flexible'",
+        )
         _check_switch("logprobs", self.logprobs, hint="; top_logprobs takes a number")
         _check_switch("close_on_length", self.close_on_length, optional=True)
         _check(

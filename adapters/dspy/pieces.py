@@ -10,7 +10,8 @@ from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.lowering import Lowered, lower_schema as lower
 from graftlm.core.grammar.spec import Composite, JsonSchema, Options
 
-_OPTIONS = Options(on_unsupported="warn", bounded_numbers=True)
+_OPTIONS = Options(on_unsupported="warn", bounded_numbers=True, whitespace="single")
+"""DSPy shows values as `json.dumps` writes them."""
 
 
 def literal(text: str) -> Lowered:

@@ -123,7 +123,9 @@ class ModelSource:
         try:
             if request.thinking is not None:
                 return Prepared(prompt, constraint_behind_thinking(request, self.tokenizer, self.config.grammar_engine))
-            return Prepared(prompt, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
+            engine = self.config.grammar_engine
+            grammar = compile_constraint(request.sampling, self.tokenizer, engine, prompt=request.prompt)
+            return Prepared(prompt, grammar)
         except BaseException as error:  # a panic of Rust code
             return failure_of(error)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import graftlm as gl
+from graftlm.core.constraint import shown_whitespace
 from graftlm.core.grammar.compile import Grammar, compile_fsm
 from graftlm.plugins.hookspecs import hookimpl
 from graftlm.plugins.manager import load
@@ -62,7 +64,8 @@ def test_a_keyword_that_no_mask_can_keep_raises_or_is_left_out_with_a_warning() 
 
 def test_numbers_that_nothing_bounds_are_bounded_unless_that_is_switched_off() -> None:
     with ScriptedModel(lambda prompt: "1" * 40).runtime() as runtime:
-        for options, num_digits in (({}, 18), ({"bounded_numbers": False}, 40)):
+        cases: list[tuple[dict[str, Any], int]] = [({}, 18), ({"bounded_numbers": False}, 40)]
+        for options, num_digits in cases:
             assert runtime.generate("x", json_schema={"type": "integer"}, **options).text == "1" * num_digits
 
             @gl.program
@@ -70,3 +73,41 @@ def test_numbers_that_nothing_bounds_are_bounded_unless_that_is_switched_off() -
                 s += "x" + gl.gen("n", dtype=int, **options)
 
             assert count.run(runtime=runtime)["n"] == int("1" * num_digits)
+
+
+SHOWN = {"name": "Bob", "tags": [1, 2]}
+NAMED = {
+    "type": "object",
+    "properties": {"name": {"const": "Al"}, "tags": {"const": [3]}},
+    "required": ["name", "tags"],
+}
+
+
+@pytest.mark.parametrize(
+    ("shown", "written"),
+    [
+        ("no JSON", "compact"),
+        (json.dumps(SHOWN, separators=(",", ":")), "compact"),
+        (json.dumps(SHOWN), "single"),
+        (json.dumps(SHOWN, indent=2), "flexible"),
+        (json.dumps(SHOWN, indent=2) + "\nnow like " + json.dumps(SHOWN), "single"),
+    ],
+)
+def test_json_was_compact_where_the_prompt_shows_spaces(shown: str, written: str) -> None:
+    tokenizer = ScriptedModel().runtime().tokenizer
+    assert shown_whitespace(shown, tokenizer) == written
+    assert shown_whitespace([{"role": "user", "content": shown}], tokenizer) == written
+    assert shown_whitespace(tokenizer.encode_continuation(shown), tokenizer) == written
+
+
+def test_whitespace_and_strictness_of_a_schema_are_options_of_a_request() -> None:
+    answer = {"name": "Al", "tags": [3]}
+    pretty, extra = json.dumps(answer, indent=2), json.dumps(answer | {"more": 1}, separators=(",", ":"))
+    with ScriptedModel(lambda prompt: pretty).runtime() as runtime:
+        assert runtime.generate("x", json_schema=NAMED).text == json.dumps(answer, separators=(",", ":"))
+        assert runtime.generate("x", json_schema=NAMED, whitespace="single").text == json.dumps(answer)
+        assert runtime.generate("x", json_schema=NAMED, whitespace="flexible").text == pretty
+        assert runtime.generate(json.dumps(SHOWN, indent=4), json_schema=NAMED).text == pretty
+    with ScriptedModel(lambda prompt: extra).runtime() as runtime:
+        assert "more" not in runtime.generate("x", json_schema=NAMED).text
+        assert runtime.generate("x", json_schema=NAMED, strict_schema=False).text == extra

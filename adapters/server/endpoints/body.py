@@ -43,7 +43,7 @@ class StructuredOutputs(Fields):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    disable_any_whitespace: bool = True
+    disable_any_whitespace: bool | None = None
     whitespace_pattern: None = None
 
 
@@ -160,6 +160,9 @@ class Body(Fields):
         given = {name: value for name in self.SAME_NAME if (value := getattr(self, name)) is not None}
         given |= {"n": self.n or 1, "max_tokens": max_tokens, "logprobs": logprobs is not None}
         given["top_logprobs"] = logprobs or 0
+        compact = self.structured_outputs.disable_any_whitespace if self.structured_outputs is not None else None
+        if compact is not None:
+            given["whitespace"] = "compact" if compact else "flexible"
         return SamplingParams.from_options(**{**given, **constraint})
 
     def request(self, prompt: Any, sampling: SamplingParams, tools: list[dict[str, Any]] | None = None) -> Request:
