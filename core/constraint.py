@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _FORK_WAIT_S = 10.0
 """How long a fork waits for what a thread prepares; after that it goes on as it is."""
-_vocabularies: WeakKeyDictionary[Any, Vocabulary] = WeakKeyDictionary()
 _lock = threading.Lock()
 _preparing = threading.RLock()
 """Held while modules are imported and a vocabulary is indexed: a fork in between would never see the rest of them."""
@@ -58,9 +56,9 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     from graftlm.core.grammar.vocabulary import Vocabulary
 
     with _lock:
-        vocabulary = _vocabularies.get(tokenizer)
+        vocabulary: Vocabulary | None = tokenizer.derived.get(Vocabulary)
         if vocabulary is None:
-            vocabulary = _vocabularies[tokenizer] = Vocabulary.from_tokenizer(tokenizer)
+            vocabulary = tokenizer.derived[Vocabulary] = Vocabulary.from_tokenizer(tokenizer)
         return vocabulary
 
 

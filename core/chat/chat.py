@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from graftlm.core.chat.messages import Message
 from graftlm.core.errors import ConfigError
@@ -67,14 +66,12 @@ class ChatFormat:
         return (*pieces, rest)
 
 
-_formats: WeakKeyDictionary[Tokenizer, ChatFormat] = WeakKeyDictionary()
-
-
 def chat_format(tokenizer: Tokenizer) -> ChatFormat:
     """Return the format of a tokenizer's chat template, learned once."""
-    if tokenizer not in _formats:
-        _formats[tokenizer] = ChatFormat(tokenizer)
-    return _formats[tokenizer]
+    found: ChatFormat | None = tokenizer.derived.get(ChatFormat)
+    if found is None:
+        found = tokenizer.derived[ChatFormat] = ChatFormat(tokenizer)
+    return found
 
 
 class Chat:

@@ -70,6 +70,8 @@ class Tokenizer:
     eos_token_ids  every id that ends an answer: the tokenizer's own and those of the generation config.
     model_name     the model's name in errors
     media          puts pictures and videos into prompts; None for a model that reads text only
+    derived        an object a class that other modules derive once. It may refer to the tokenizer and is freed with it,
+                   which the value of a WeakKeyDictionary would prevent
     """
 
     model_name = "the model"
@@ -77,6 +79,7 @@ class Tokenizer:
 
     def __init__(self, hf: Any, *, eos_token_ids: Iterable[int] = ()) -> None:
         self.hf = hf
+        self.derived: dict[type, Any] = {}
         own = [] if hf.eos_token_id is None else [int(hf.eos_token_id)]
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *(int(i) for i in eos_token_ids)]))
         self.bos_token_id: int | None = None if hf.bos_token_id is None else int(hf.bos_token_id)

@@ -1,0 +1,64 @@
+"""Opening and closing a runtime again and again in one process: objects that stay, growth of memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import psutil
+
+import graftlm as gl
+from bench.harness import Options, Row
+from graftlm.core.program.state import ProgramState
+
+WARM = 5  # cycles that fill bounded caches
+
+
+def run(options: Options) -> Iterator[Row]:
+    num = options.count or options.choose(10, 200)
+    for _ in range(WARM):
+        _cycle()
+    before, before_mb = _left()
+    for _ in range(num):
+        _cycle()
+    after, after_mb = _left()
+    more = after - before
+    yield Row("cycles", f"objects that stay a cycle, of {num}", more.total() / num, "objects", floor=2, at_most=True)
+    yield Row(
+        "cycles",
+        f"memory after {num} cycles",
+        after_mb,
+        "MB",
+        before_mb,
+        after_mb / before_mb,
+        floor=1.02,
+        at_most=True,
+    )
+    for kind, count in more.most_common(5):
+        if count >= num:
+            yield Row("cycles", f"{kind} that stay", count, "objects")
+
+
+def _cycle() -> None:
+    """Open a runtime, use a constraint, a program and a stream, and close it."""
+    with gl.Runtime("sprout") as runtime:
+        runtime.generate("hello", max_tokens=4, regex="[0-9]{3}")
+        gl.program(_chat).run(runtime=runtime)["answer"]
+        for _ in runtime.stream("hello", max_tokens=4):
+            pass
+
+
+def _chat(s: ProgramState) -> None:
+    s += gl.user("hello") + gl.assistant(gl.gen("answer", max_tokens=3))
+
+
+def _left() -> tuple[Counter[str], float]:
+    """Return the collectable objects by type, and the resident memory in MB."""
+    for thread in threading.enumerate():
+        if thread.name == "graftlm grammar":
+            thread.join()
+    gc.collect()
+    counts = Counter(str(type(found)) for found in gc.get_objects())
+    return counts, psutil.Process().memory_info().rss / 1e6
