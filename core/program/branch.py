@@ -62,6 +62,8 @@ class Branch:
         self.details: dict[str, Completion | Selection] = {}
         self._inherited = frozenset(self.variables)
         self._transcript: Transcript | None = None
+        self._held: list[Text] = []  # texts of a compiled program, whose order is decided at their end
+        self._num_groups = 0
         self._scopes: dict[str, int] = {}  # name -> where the scope's text begins
         self._queue: deque[tuple[Expression, Variable | None]] = deque()
         self._suspended = parent is not None  # until a model call ends, or until the parent reaches the fork
@@ -73,7 +75,7 @@ class Branch:
 
     @property
     def text(self) -> str:
-        return self._transcript.text if self._transcript is not None else ""
+        return self._transcript.text + self._arranged if self._transcript is not None else ""
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -183,6 +185,13 @@ class Branch:
                 self.fail(error)
 
     def _execute(self, part: Expression, variable: Variable | None, transcript: Transcript) -> None:
+        if self.run.part_order is not None:
+            if isinstance(part, Text):
+                self._held.append(part)
+                return
+            if self._held:
+                transcript.write(self._arranged)
+                self._held, self._num_groups = [], self._num_groups + 1
         match part:
             case Text(text):
                 transcript.write(text)
@@ -206,6 +215,12 @@ class Branch:
                 transcript.write_media(ImagePart(image), self.run.backend.model_name)
             case Video(video, num_frames):
                 transcript.write_media(VideoPart(video, num_frames), self.run.backend.model_name)
+
+    @property
+    def _arranged(self) -> str:
+        """Return the text of the texts that are held."""
+        order = self.run.part_order
+        return "" if order is None or not self._held else order.arrange((self.path, self._num_groups), self._held)
 
     def _new_transcript(self) -> Transcript:
         return Transcript(self.run.backend.tokenizer)

@@ -29,6 +29,11 @@ class Text(Expression):
 
 
 @dataclass(frozen=True)
+class Part(Text):
+    """Constant text that is independent of the parts beside it: a compiled program may change their order."""
+
+
+@dataclass(frozen=True)
 class Joined(Expression):
     """Several expressions in sequence."""
 
@@ -188,6 +193,13 @@ def video(source: Any, num_frames: int | None = None) -> Video:
     if num_frames is not None and num_frames < 1:
         raise ConfigError(f"num_frames is {num_frames}; it must be at least 1")
     return Video(source, num_frames)
+
+
+def part(text: str) -> Part:
+    """Declare a text that does not depend on its place among the parts beside it; see `Program.compile`."""
+    if not isinstance(text, str):
+        raise ConfigError(f"part is {text!r} ({type(text).__name__}); give text")
+    return Part(text)
 
 
 def system(content: Expression | str) -> Expression:

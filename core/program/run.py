@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +14,7 @@ from graftlm.core.program.interpreter import Backend, Call, interpreter
 
 if TYPE_CHECKING:
     from graftlm.core.program.batch import BatchGate
-    from graftlm.core.program.expression import Expression
+    from graftlm.core.program.expression import Expression, Text
     from graftlm.core.request import Chunk
 
 _current: contextvars.ContextVar[Run | None] = contextvars.ContextVar("graftlm_run", default=None)
@@ -40,6 +40,15 @@ class Pacing(Protocol):
     def reads(self, run: Run, name: str) -> None: ...
     def call(self, branch: Branch, call: Call) -> None: ...
     def end(self, run: Run) -> None: ...
+
+
+class PartOrder(Protocol):
+    """The order of the parts of a compiled program.
+
+    arrange  returns the text of adjacent texts and parts: the group with this number in the branch of this path
+    """
+
+    def arrange(self, group: tuple[tuple[int, ...], int], texts: Sequence[Text]) -> str: ...
 
 
 def new_branch(run: Run) -> Branch:
@@ -71,6 +80,7 @@ class Run:
         gate: BatchGate | None = None,
         num_api_spec_tokens: int | None = None,
         pacing: Pacing | None = None,
+        part_order: PartOrder | None = None,
     ) -> None:
         self.backend = backend
         self.defaults = defaults
@@ -95,6 +105,7 @@ class Run:
                 self.outer._inner.append(self)
                 self.place = (*self.outer.place, -len(self.outer._inner))
         self.pacing: Pacing | None = pacing or (self.outer.pacing if self.outer is not None else None)
+        self.part_order = part_order
         self.root = new_branch(self)
 
     def execute(self, function: Callable[[], Any]) -> None:

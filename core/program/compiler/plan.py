@@ -230,6 +230,9 @@ class Plan:
 
         return PlanPacing(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan, (self.source, self.calls, self.num_inputs, self.pool, self.notes)
+
     def __str__(self) -> str:
         tree = self.tree
         lines = [
