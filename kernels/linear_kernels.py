@@ -14,6 +14,7 @@ import torch
 
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight import Bits12Weight
+from graftlm.kernels.codes.tiled_weight import TiledParts, TiledWeight
 from graftlm.kernels.gpu.elementwise import gate_mul
 from graftlm.kernels.gpu.linear.gemv import gemv
 from graftlm.kernels.gpu.linear.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
@@ -227,6 +228,34 @@ class Bits12(_PlainKernel):
         return lambda x: kernel.compact_matmul(x, codes, bias)
 
 
+class Codes:
+    """Matmuls with quantised weights, 64 rows at a time; each row's sums have one order for every number of rows."""
+
+    name = "codes"
+    roles: ClassVar[tuple[Role, ...]] = ("qkv", "gate_up", "add", "head")
+    probes = (1, 17, 33, FEW_ROWS, 100)
+
+    def __init__(self, reads: type[TiledWeight] | type[TiledParts], max_rows: int = 256) -> None:
+        self.reads: type[Weight] = reads
+        self.max_rows = max_rows
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        return (range(1, self.max_rows + 1),) if isinstance(weight, self.reads) and few > 1 else ()
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        kernel = gluon_kernel("codes.matmul")
+        if kernel is None or not isinstance(weight, TiledWeight | TiledParts):
+            return None
+        if role == "gate_up":
+            gates = isinstance(weight, TiledWeight) and weight.gates
+            return (lambda x: kernel.codes_matmul(x, weight, activation=activation)) if gates else None
+        if role == "add":
+            return lambda x: kernel.codes_parts(x, weight)
+        return lambda x: kernel.codes_matmul(x, weight, bias)
+
+
 class OneOrder(_PlainKernel):
     """Matmuls that sum every output in one order for every number of rows, by kernels for few and for many rows."""
 
@@ -304,7 +333,9 @@ def _has_few_outputs(weight: torch.Tensor) -> bool:
     return 2 * -(-weight.shape[0] // 64) <= card_of(weight.device).num_sms
 
 
-MEASURED: tuple[LinearKernel, ...] = (Bits12(), TiledGate(), PrefillGate(), Gemv(), Halves(), Prefetch(), Skinny())
+MEASURED: tuple[LinearKernel, ...] = (
+    Bits12(), Codes(TiledWeight), Codes(TiledParts), TiledGate(), PrefillGate(), Gemv(), Halves(), Prefetch(), Skinny(),
+)  # fmt: skip
 """Kernels in order of precedence: the first that supports weight and number of rows is used, else torch's library.
 Measured on an H200 with bfloat16 weights of Llama 8B; bench/notes/gpu.md has the figures."""
 

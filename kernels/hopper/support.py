@@ -16,6 +16,8 @@ GluonModule = Literal[
     "bits12.experts",
     "bits12.matmul",
     "bits12.one_order",
+    "codes.experts",
+    "codes.matmul",
     "hopper.gate_up_decode",
     "hopper.gate_up_prefill",
     "hopper.prefetch_matmul",

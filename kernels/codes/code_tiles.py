@@ -1,0 +1,376 @@
+"""Tiles of quantised weights inside the matmul kernels: load, decode and accumulate.
+
+matmul.py and experts.py are built from these. Groups of warps share a program: one reads codes and scales, the others,
+called teams here, multiply steps in turn, so that one team's decoding hides the latencies of the rest. Codes become
+bfloat16 numbers without rounding in the threads that hold them; sums of a group are multiplied by its scale in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from graftlm.kernels.hopper.tiles import barrier, halves, load
+
+# Four pairs from a word of nibbles, of the outputs m and m + 8 in turn: 128 plus the number in bfloat16, less $5 or $6.
+_INT4 = gl.constexpr("""{
+.reg .b32 t;
+lop3.b32 t, $4, 0x000f000f, 0x43004300, 0xEA;
+sub.bf16x2 $0, t, $5;
+shr.b32 t, $4, 4;
+lop3.b32 t, t, 0x000f000f, 0x43004300, 0xEA;
+sub.bf16x2 $1, t, $6;
+shr.b32 t, $4, 8;
+lop3.b32 t, t, 0x000f000f, 0x43004300, 0xEA;
+sub.bf16x2 $2, t, $5;
+shr.b32 t, $4, 12;
+lop3.b32 t, t, 0x000f000f, 0x43004300, 0xEA;
+sub.bf16x2 $3, t, $6;
+}""")
+
+# Sign, exponent and mantissa have the positions of a bfloat16 of 2^-126 times the value; times $5 or $6.
+_E2M1 = gl.constexpr("""{
+.reg .b32 t, s;
+shl.b32 t, $4, 12;
+and.b32 s, t, 0x80008000;
+shr.b32 t, t, 6;
+lop3.b32 t, t, 0x01c001c0, s, 0xEA;
+mul.bf16x2 $0, t, $5;
+shl.b32 t, $4, 8;
+and.b32 s, t, 0x80008000;
+shr.b32 t, t, 6;
+lop3.b32 t, t, 0x01c001c0, s, 0xEA;
+mul.bf16x2 $1, t, $6;
+shl.b32 t, $4, 4;
+and.b32 s, t, 0x80008000;
+shr.b32 t, t, 6;
+lop3.b32 t, t, 0x01c001c0, s, 0xEA;
+mul.bf16x2 $2, t, $5;
+and.b32 s, $4, 0x80008000;
+shr.b32 t, $4, 6;
+lop3.b32 t, t, 0x01c001c0, s, 0xEA;
+mul.bf16x2 $3, t, $6;
+}""")
+
+# Two pairs from a word of bytes, upper bytes first: a bfloat16 of 2^-120 times the value.
+_E4M3 = gl.constexpr("""{
+.reg .b32 t, s, up;
+mov.b32 up, 0x7b807b80;
+and.b32 s, $2, 0x80008000;
+shr.b32 t, $2, 4;
+lop3.b32 t, t, 0x07f007f0, s, 0xEA;
+mul.bf16x2 $0, t, up;
+shl.b32 t, $2, 8;
+and.b32 s, t, 0x80008000;
+shr.b32 t, t, 4;
+lop3.b32 t, t, 0x07f007f0, s, 0xEA;
+mul.bf16x2 $1, t, up;
+}""")
+
+# 128 plus the lower seven bits, less 128 or 256 by the highest.
+_INT8 = gl.constexpr("""{
+.reg .b32 t, u, s;
+shr.b32 t, $2, 8;
+lop3.b32 u, t, 0x007f007f, 0x43004300, 0xEA;
+lop3.b32 s, t, 0x00800080, 0x43004300, 0xAE;
+sub.bf16x2 $0, u, s;
+lop3.b32 u, $2, 0x007f007f, 0x43004300, 0xEA;
+lop3.b32 s, $2, 0x00800080, 0x43004300, 0xAE;
+sub.bf16x2 $1, u, s;
+}""")
+
+
+@gluon.jit
+def _nibbles(words, even, odd, TABLE: gl.constexpr):
+    """Return four pairs of each of words [16, W]; even and odd: operands of outputs m and m + 8, alike."""
+    asm: gl.constexpr = _E2M1 if TABLE == "e2m1" else _INT4
+    return gl.inline_asm_elementwise(
+        asm, "=&r,=&r,=&r,=&r,r,r,r", [words, even, odd], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _operands(found, ROW: gl.constexpr, like):
+    """Return the operands of outputs m and m + 8, for each of words `like` [16, W]: row `ROW` of found [rows, 64]."""
+    ROWS: gl.constexpr = found.shape[0]
+    if ROWS == 1:
+        even, odd = gl.split(found.to(gl.int32, bitcast=True).reshape([4, 2, 8]).permute((0, 2, 1)))
+        return _spread(even, like), _spread(odd, like)
+    else:
+        first, second = gl.split(found.reshape([2, ROWS // 2, 64]).permute((1, 2, 0)))
+        return _operands(first if ROW < ROWS // 2 else second, ROW % (ROWS // 2), like)
+
+
+@gluon.jit
+def _spread(x, like):
+    """Return x [4, 8], one for each output, for all words [16, W] of the output."""
+    W: gl.constexpr = like.shape[1]
+    if W == 32:
+        whole: gl.constexpr = gl.DistributedLinearLayout(
+            [[0, 0, 1], [0, 0, 2]], [[0, 0, 4], [0, 0, 8], [0, 1, 0], [1, 0, 0], [2, 0, 0]],
+            [[4, 0, 0], [8, 0, 0]], [], [16, 2, 16],
+        )  # fmt: skip
+    elif W == 16:
+        whole: gl.constexpr = gl.DistributedLinearLayout(
+            [[0, 0, 1]], [[0, 0, 2], [0, 0, 4], [0, 1, 0], [1, 0, 0], [2, 0, 0]],
+            [[4, 0, 0], [8, 0, 0]], [], [16, 2, 8],
+        )  # fmt: skip
+    else:
+        whole: gl.constexpr = gl.DistributedLinearLayout(
+            [], [[0, 0, 1], [0, 0, 2], [0, 1, 0], [1, 0, 0], [2, 0, 0]], [[4, 0, 0], [8, 0, 0]], [], [16, 2, 4]
+        )
+    x = gl.convert_layout(x.reshape([16, 2]), gl.SliceLayout(2, whole), assert_trivial=True)
+    zeros = gl.zeros([16, 2, W // 2], gl.int32, whole)
+    return gl.convert_layout((zeros + x.expand_dims(2)).reshape([16, W]), like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _bytes(words, TABLE: gl.constexpr):
+    asm: gl.constexpr = _E4M3 if TABLE == "e4m3" else _INT8
+    return gl.inline_asm_elementwise(asm, "=&r,=&r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
+
+
+@gluon.jit
+def _factor(a, b, c, d, layout: gl.constexpr):
+    """Return a factor [64, 2 * words] of pairs [16, words] of outputs m, m + 8, and of inputs 8 further."""
+    W: gl.constexpr = a.shape[1]
+    # [16, words, half, output, input]; nothing moves between threads
+    w = gl.join(gl.join(halves(a), halves(b)), gl.join(halves(c), halves(d)))
+    if W == 32:
+        w = w.reshape([4, 4, 2, 4, 2, 2, 2, 2, 2]).permute((0, 7, 1, 2, 4, 5, 8, 3, 6)).reshape([64, 64])
+    elif W == 16:
+        w = w.reshape([4, 4, 2, 4, 2, 2, 2, 2]).permute((0, 6, 1, 2, 4, 7, 3, 5)).reshape([64, 32])
+    else:
+        w = w.reshape([4, 4, 2, 4, 2, 2, 2]).permute((0, 5, 1, 2, 6, 3, 4)).reshape([64, 16])
+    return gl.convert_layout(w.to(gl.bfloat16, bitcast=True), gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
+
+
+@gluon.jit
+def _half(words, PART: gl.constexpr):
+    """Return the words [16, W / 2] of one half of the inputs of words [16, W]."""
+    W: gl.constexpr = words.shape[1]
+    first, second = gl.split(words.reshape([16, 8, 2, W // 16]).permute((0, 1, 3, 2)))
+    return (first if PART == 0 else second).reshape([16, W // 2])
+
+
+@gluon.jit
+def _some_words(words, PART: gl.constexpr, BY: gl.constexpr):
+    """Return the words [16, W / BY] of part `PART` of the inputs of words [16, W]."""
+    if BY == 1:
+        return words
+    elif BY == 2:
+        return _half(words, PART)
+    else:
+        return _half(_half(words, PART // 2), PART % 2)
+
+
+@gluon.jit
+def box_words(ws, s, BOX: gl.constexpr, BITS: gl.constexpr):
+    """Return the words [16, 32] of a box of 64 inputs in stage `s`: twice the same with 4 bits, else both halves."""
+    words: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    PARTS: gl.constexpr = BITS // 4
+    if BITS == 4:
+        first = ws.index(s).slice(BOX * 16, 16, 0).load(words)
+        second = first
+    else:
+        first = ws.index(s * PARTS + BOX).slice(0, 16, 0).load(words)
+        second = ws.index(s * PARTS + BOX).slice(16, 16, 0).load(words)
+    return first, second
+
+
+@gluon.jit
+def factor(
+    first, second, found, ROW: gl.constexpr, PART: gl.constexpr, BY: gl.constexpr, BITS: gl.constexpr,
+    TABLE: gl.constexpr, KIND: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Return part `PART` of `BY` of a box's weights as a first factor [64, 64 / BY].
+
+    found  the stage's numbers, among them the operands in row `ROW`
+    """
+    if BITS == 4:
+        words = _some_words(first, PART, BY)
+        if KIND == "zero" or KIND == "power":
+            even, odd = _operands(found, ROW, words)
+        else:
+            even = gl.full_like(words, 0x7E807E80 if TABLE == "e2m1" else 0x43084308)
+            odd = even
+        a, b, c, d = _nibbles(words, even, odd, TABLE)
+    else:
+        a, b = _bytes(_some_words(first, PART, BY), TABLE)
+        c, d = _bytes(_some_words(second, PART, BY), TABLE)
+    return _factor(a, b, c, d, layout)
+
+
+@gluon.jit
+def _numbers(ss, s):
+    """Return the numbers of a stage. -> float32 [rows, 64]"""
+    LINES: gl.constexpr = ss.shape[1]
+    if LINES == 8:
+        held: gl.constexpr = gl.DistributedLinearLayout(
+            [[0, 8], [2, 0], [4, 0]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[0, 16], [1, 0]], [], [8, 32]
+        )
+    elif LINES == 16:
+        held: gl.constexpr = gl.DistributedLinearLayout(
+            [[0, 8], [2, 0], [4, 0], [8, 0]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[0, 16], [1, 0]], [], [16, 32]
+        )
+    else:
+        held: gl.constexpr = gl.DistributedLinearLayout(
+            [[0, 8], [2, 0], [4, 0], [8, 0], [16, 0]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]],
+            [[0, 16], [1, 0]], [], [32, 32],
+        )  # fmt: skip
+    return ss.index(s).load(held).reshape([LINES // 2, 64])
+
+
+@gluon.jit
+def _row(found, ROW: gl.constexpr, layout: gl.constexpr):
+    """Return row `ROW` of found [rows, 64], whose rows lie in a thread's registers."""
+    ROWS: gl.constexpr = found.shape[0]
+    if ROWS == 1:
+        return gl.convert_layout(found.reshape([64]), gl.SliceLayout(1, layout), assert_trivial=True)
+    else:
+        first, second = gl.split(found.reshape([2, ROWS // 2, 64]).permute((1, 2, 0)))
+        return _row(first if ROW < ROWS // 2 else second, ROW % (ROWS // 2), layout)
+
+
+@gluon.jit
+def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
+    """Allocate shared memory: (tiles of x, of codes, of scales, stages read, stages free), sums, barriers of the sums.
+
+    SHAPE  rows, inputs of a box of x, bits, lines of scales, teams
+    """
+    TEAMS: gl.constexpr = SHAPE[4]
+    ROWS: gl.constexpr = SHAPE[0]
+    K: gl.constexpr = SHAPE[1]
+    BITS: gl.constexpr = SHAPE[2]
+    LINES: gl.constexpr = SHAPE[3]
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    xs = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * (128 // K), ROWS, K], x_tiles.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES * (BITS // 4), 32, 32], codes.layout)
+    ss = ws
+    if LINES > 0:
+        ss = gl.allocate_shared_memory(gl.float32, [STAGES, LINES, 32], scales.layout)
+    from_others = gl.allocate_shared_memory(gl.float32, [TEAMS - 1, 64, ROWS], flat)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # handed over, taken by the first team
+    by_others = gl.allocate_shared_memory(gl.int64, [2 * (TEAMS - 1), 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    for i in gl.static_range(2 * (TEAMS - 1)):
+        mbarrier.init(by_others.index(i), count=1)
+    fence_async_shared()
+    return (xs, ws, ss, ready, free), from_others, by_others
+
+
+@gluon.jit
+def hand_over(sums, given, handed, TEAM: gl.constexpr, turn):
+    """Write a team's sums to shared memory once those of its previous turn are read."""
+    mbarrier.wait(handed.index(2 * TEAM - 1), turn ^ 1)
+    given.index(TEAM - 1).store(sums)
+    barrier()
+    mbarrier.arrive(handed.index(2 * TEAM - 2))
+
+
+@gluon.jit
+def take_over(sums, given, handed, TEAMS: gl.constexpr, turn):
+    """Return `sums` plus those that the other teams have written in this turn."""
+    for team in gl.static_range(1, TEAMS):
+        mbarrier.wait(handed.index(2 * team - 2), turn)
+        sums += given.index(team - 1).load(sums.type.layout)
+        barrier()
+        mbarrier.arrive(handed.index(2 * team - 1))
+    return sums
+
+
+@gluon.jit
+def read_tile(codes, scales, shared, s, tile, pred, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr):
+    """Load the codes and scales of a tile into stage `s`."""
+    _, ws, ss, ready, _ = shared
+    PARTS: gl.constexpr = SHAPE[2] // 4
+    LINES: gl.constexpr = SHAPE[3]
+    for part in gl.static_range(PARTS):
+        load(codes, [(tile * PARTS + part) * 32, 0], ready.index(s), ws.index(s * PARTS + part), pred=pred)
+    if LINES > 0:
+        load(scales, [tile * SCALE_LINES, 0], ready.index(s), ss.index(s), pred=pred)
+
+
+@gluon.jit
+def block_sums(
+    shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr,
+    TABLE: gl.constexpr,
+):  # fmt: skip
+    """Return a block's 64 outputs over a team's share of `steps` stages from number `at` on. -> float32 [64, rows]"""
+    xs, ws, ss, ready, free = shared
+    STAGES: gl.constexpr = ready.shape[0]
+    ROWS: gl.constexpr = SHAPE[0]
+    K: gl.constexpr = SHAPE[1]
+    BITS: gl.constexpr = SHAPE[2]
+    TEAMS: gl.constexpr = SHAPE[4]
+    BOXES: gl.constexpr = 128 // K
+    EACH: gl.constexpr = BOXES // (GROUPS if GROUPS > 0 else 1)
+    SCALED: gl.constexpr = GROUPS > 0 and KIND != "power"  # by group: a group has sums of its own
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    sums = gl.zeros([64, ROWS], gl.float32, layout)
+    if KIND == "minimum":
+        ones = gl.full([64, K], 1.0, gl.bfloat16, gl.DotOperandLayout(0, layout, 2))
+    for step in range((TEAM + TEAMS - at % TEAMS) % TEAMS, steps, TEAMS):
+        s = (at + step) % STAGES
+        mbarrier.wait(ready.index(s), (at + step) // STAGES & 1)
+        found = sums
+        if GROUPS > 0:
+            found = _numbers(ss, s)
+        more = warpgroup_mma_init(sums)
+        if SCALED:
+            more = warpgroup_mma_init(gl.zeros([64, ROWS], gl.float32, layout))
+        if KIND == "minimum":
+            total = warpgroup_mma_init(gl.zeros([64, ROWS], gl.float32, layout))
+        for group in gl.static_range(BOXES // EACH):
+            for part in gl.static_range(EACH):
+                first, second = box_words(ws, s, (group * EACH + part) * K // 64, BITS)
+                w = factor(
+                    first,
+                    second,
+                    found,
+                    group + (GROUPS if KIND == "zero" else 0),
+                    (group * EACH + part) % (64 // K),
+                    64 // K,
+                    BITS,
+                    TABLE,
+                    KIND,
+                    layout,
+                )
+                x = xs.index(s * BOXES + group * EACH + part).permute((1, 0))
+                more = warpgroup_mma(w, x, more, use_acc=(not SCALED) | (part > 0), is_async=True)
+            if KIND == "minimum":
+                for part in gl.static_range(EACH):
+                    x = xs.index(s * BOXES + group * EACH + part).permute((1, 0))
+                    total = warpgroup_mma(ones, x, total, use_acc=part > 0, is_async=True)
+                more, total = warpgroup_mma_wait(0, deps=(more, total))
+                sums += more * _row(found, group, layout)[:, None]
+                sums += total * _row(found, GROUPS + group, layout)[:, None]
+                more, total = warpgroup_mma_init(more), warpgroup_mma_init(total)
+            elif SCALED:
+                more = warpgroup_mma_wait(0, deps=(more,))
+                sums += more * _row(found, group, layout)[:, None]
+                more = warpgroup_mma_init(more)
+        if not SCALED:
+            sums = warpgroup_mma_wait(0, deps=(more,))
+        mbarrier.arrive(free.index(s))
+    return sums
+
+
+@functools.cache
+def lines_layout(bits: int = 32) -> gl.NVMMASharedLayout:
+    """Return the layout of lines of 128 bytes in shared memory: neighbouring threads read different banks."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
