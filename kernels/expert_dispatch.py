@@ -8,9 +8,11 @@ from collections.abc import Callable
 import torch
 
 from graftlm.kernels.bits12.weight import Bits12Weight
+from graftlm.kernels.codes.tiled_weight import TiledWeight, tiled
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan, ExpertTiles, ExpertWeights
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile
 from graftlm.kernels.hopper.support import gluon_kernel
+from graftlm.kernels.quantised_experts import ExpertCodes
 
 EXPERT_TILES = (
     ExpertTiles(0.1, Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4, swap=True, tma=True)),
@@ -30,6 +32,10 @@ COMPACT_DENSITY = 24
 """Average tokens per expert up to which 12-bit weights are faster than 16-bit ones."""
 
 
+CODED_DENSITY = 256
+"""Average tokens per expert up to which codes are multiplied; with more tokens, they are widened first."""
+
+
 def plan_experts(weights: ExpertWeights, *, strict: bool = False) -> ExpertPlan:
     """Choose the kernels for the experts of a mixture.
 
@@ -37,6 +43,8 @@ def plan_experts(weights: ExpertWeights, *, strict: bool = False) -> ExpertPlan:
     """
     if strict:
         return ExpertPlan(weights, ONE_EXPERT_TILE)
+    if weights.codes is not None:
+        return ExpertPlan(weights, EXPERT_TILES, _coded_experts(weights, *weights.codes), CODED_DENSITY)
     run = _compact_experts(weights) if weights.held_as is Bits12Weight and can_compact_experts(weights) else None
     return ExpertPlan(weights, EXPERT_TILES, run, COMPACT_DENSITY)
 
@@ -60,3 +68,27 @@ def _compact_experts(weights: ExpertWeights) -> Callable[..., torch.Tensor] | No
         return None
     num_experts = len(weights.down)
     return lambda x, experts, scales: kernel.compact_parts(x, gate_up, down, experts, scales, num_experts)
+
+
+def _coded_experts(
+    weights: ExpertWeights, gate_up: ExpertCodes, down: ExpertCodes
+) -> Callable[..., torch.Tensor] | None:
+    """Put the codes of experts into tiles, and return the kernel; None for gates that it lacks."""
+    kernel, gate, num_experts = gluon_kernel("codes.experts"), weights.gate, gate_up.num_experts
+    if kernel is None or not gate.gated or gate.activation != "silu":
+        return None
+    n = gate_up.weight.shape[0] // num_experts
+    device = gate_up.weight.device
+    half = torch.arange(n // 2, device=device)
+    rows = torch.stack([2 * half, 2 * half + 1] if gate.interleaved else [half, half + n // 2])
+    rows = rows.view(2, -1, 8).transpose(0, 1).reshape(-1)  # eight gates, their eight ups
+    outputs = (torch.arange(num_experts, device=device)[:, None] * n + rows).reshape(-1)
+    tiles = tiled(gate_up.weight, gates=True, outputs=outputs), tiled(down.weight)
+    if not all(isinstance(tile, TiledWeight) for tile in tiles):
+        return None
+    gate_up.weight, down.weight = tiles  # type: ignore[assignment]
+    biases = weights.gate_up_bias, weights.down_bias
+    up_bias = biases[0].reshape(-1)[outputs].float() if biases[0] is not None else None
+    down_bias = biases[1].reshape(-1).float() if biases[1] is not None else None
+    held = kernel.CodedExperts(tiles[0], up_bias, tiles[1], down_bias, num_experts, gate)
+    return lambda x, experts, scales: kernel.coded_parts(x, held, experts, scales)

@@ -34,10 +34,10 @@ class Norm(NamedTuple):
 
         Weights are detached: code that uses their address keeps them alive, even if the parameter is replaced.
         """
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         eps = next((getattr(module, name) for name in _EPS if hasattr(module, name)), None)
         if "Norm" not in type(module).__name__ or eps is None or not callable(module):
             return None
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not weight.is_floating_point():
             return None
         x = torch.tensor(_PROBED)[:, None] * torch.randn(len(_PROBED), len(weight))

@@ -6,9 +6,9 @@ the fusions, which replace them when a model is loaded, and runs formats that no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -34,6 +34,13 @@ class QuantisedLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(input, self.weight, self.bias)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move the weight to the device to which `fn` moves tensors; its dtypes are those of its format."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if isinstance(self.quantised, QuantisedWeight):
+            self.quantised = self.quantised.to(fn(torch.empty(0, device=self.quantised.device)).device)
+        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
         """Do nothing: the weight is no tensor of the state."""

@@ -89,6 +89,16 @@ class QuantisedWeight:
     def device(self) -> torch.device:
         return self.codes.device
 
+    def to(self, device: torch.device) -> QuantisedWeight:
+        """Return this weight on a device."""
+        if device == self.device:
+            return self
+        names = ("codes", "scale", "zero", "minimum", "order")
+        moved: dict[str, Any] = {
+            name: found.to(device) for name in names if isinstance(found := getattr(self, name), torch.Tensor)
+        }
+        return replace(self, **moved)
+
     @property
     def num_bytes(self) -> int:
         tensors = self.codes, self.scale, self.zero, self.minimum, self.order

@@ -16,6 +16,7 @@ from torch import nn
 from graftlm.core.fusion.layer_parts import allclose
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertWeights
 from graftlm.kernels.gpu.mixture.grouped_matmul import Activation, Gate
+from graftlm.kernels.quantised_experts import codes_of
 from graftlm.kernels.weight import held_as
 
 _SCALE = 4.0
@@ -57,7 +58,9 @@ def expert_weights(module: nn.Module) -> ExpertWeights | str:
     if gate is None:
         return "its gate is not known"
     up_bias, down_bias = (bias.detach() if isinstance(bias, torch.Tensor) else None for bias in biases)
-    return ExpertWeights(views[0], up_bias, views[1], down_bias, gate, held_as(module))
+    codes = codes_of(module)
+    both = (codes["gate_up_proj"], codes["down_proj"]) if codes else None
+    return ExpertWeights(views[0], up_bias, views[1], down_bias, gate, held_as(module), both)
 
 
 def apply_gate(gate: Gate, both: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,16 @@ from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary_patch import RotaryPatch
 from graftlm.core.fusion.rotary_tables import fuse_rotary_tables
+from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight import Bits12Weight
+from graftlm.kernels.codes.tiled_weight import TiledParts, TiledWeight, tiled
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.norm import norm_rows
-from graftlm.kernels.linear_dispatch import AllClose, Linear, max_rows_of, plan
+from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, max_rows_of, plan
+from graftlm.kernels.linear_kernels import Role
 from graftlm.kernels.norm import Norm
+from graftlm.kernels.quantised_modules import QuantisedLinear
 from graftlm.kernels.weight import PlainWeight, Weight, held_as, hold_as, put_weight, weight_of
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -58,6 +62,7 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
         for module in list(model.modules()):
             if not _pack_qkv(module, work):
                 _pack_gate_up(module, work) or _fuse_norm(module, work)
+        _tile_linears(model, work)
         fuse_rotary_tables(model, fusions, dry=dry)
         _fuse_rotary(model, work, dry=dry)
         fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, linear=linear)
@@ -101,23 +106,35 @@ class PackedProjections(nn.Module):
     they are hundreds of megabytes a layer.
     """
 
-    def __init__(self, linears: Sequence[nn.Module], linear: Linear | None = None) -> None:
-        """Concatenate the weights of `linears`. Raises ValueError if their formats do not allow it."""
+    def __init__(
+        self, linears: Sequence[nn.Module], work: _Work | None = None, *, gates: Activation | None = None
+    ) -> None:
+        """Concatenate the weights of `linears`. Raises ValueError if their formats do not allow it.
+
+        gates  the activation of the first of two
+        """
         super().__init__()
-        self.linear = linear or nn.functional.linear
+        self.gates = gates
+        self.linear = (work.linear if work is not None else None) or nn.functional.linear
         first, *others = [weight for module in linears if (weight := weight_of(module)) is not None]
         self.sizes = [weight.shape[0] for weight in (first, *others)]
         weight = first.concat(others)
         if isinstance(weight, PlainWeight):
             self.weight = nn.Parameter(weight.values, requires_grad=False)
             weight = replace(weight, values=self.weight)
+        elif any(isinstance(module, QuantisedLinear) for module in linears):
+            weight = _tiled(weight, gates=gates is not None)
         biases = [bias for module in linears if (bias := _bias_of(module)) is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
         self.product = Product(weight, self.bias)
+        role: Role = "gate_up" if gates is not None else "qkv"
+        self.plan = _plan_of(weight, role, self.bias, work, gates or "silu") if work is not None else None
         self.held: dict[int, tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = {}
 
     def packed(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the outputs of all layers, side by side."""
+        if self.plan is not None and self.gates is None:
+            return self.plan.matmul(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
         return self.linear(x, self.product.weight.dense(), self.bias)
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -173,11 +190,48 @@ def _packable(module: nn.Module, names: tuple[str, ...]) -> tuple[list[nn.Module
     return (linears, weights[0]) if len(kinds) == 1 else None
 
 
-def _pack(linears: list[nn.Module], work: _Work) -> PackedProjections | None:
+def _pack(linears: list[nn.Module], work: _Work, *, gates: Activation | None = None) -> PackedProjections | None:
     try:
-        return PackedProjections(linears, work.linear)
+        return PackedProjections(linears, work, gates=gates)
     except ValueError:  # their formats have no concatenation
         return None
+
+
+def _tiled(weight: Weight, *, gates: bool) -> TiledWeight | TiledParts:
+    found = tiled(weight, gates=gates)
+    if found is None:
+        raise ValueError("no kernel multiplies weights of this format together")
+    return found
+
+
+def _plan_of(
+    weight: Weight, role: Role, bias: torch.Tensor | None, work: _Work, activation: Activation = "silu"
+) -> LinearPlan | None:
+    """Return the kernels of a tiled weight, for code that no fused layer replaces; None for any other weight."""
+    if work.linear is not None or not isinstance(weight, TiledWeight | TiledParts):
+        return None
+    return plan(weight, role, bias, agree=work.agree, activation=activation)
+
+
+def _tile_linears(model: nn.Module, work: _Work) -> None:
+    """Give the remaining linear layers with quantised weights tiles, and a forward that multiplies these."""
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, QuantisedLinear) or module.quantised is None:
+            continue
+        weight = module.quantised
+        gates = name.endswith("gate_up_proj")
+        found = weight if isinstance(weight, TiledWeight | TiledParts) else tiled(weight, gates=gates)
+        if found is None:
+            continue
+        module.quantised = found
+        chosen = _plan_of(found, "qkv", _bias_of(module), work) if not gates else None
+        if chosen is not None and chosen.chosen:
+            setattr(module, "forward", partial(_multiplied, chosen))  # noqa: B010, compared by the plan
+            work.fusions.add(partial(delattr, module, "forward"))
+
+
+def _multiplied(chosen: LinearPlan, x: torch.Tensor) -> torch.Tensor:
+    return chosen.matmul(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
 def _pack_qkv(module: nn.Module, work: _Work) -> bool:
@@ -206,13 +260,16 @@ def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
     if found is None or not isinstance(down, nn.Module) or activation is None:
         return False
     linears, weight = found
-    packed = _pack(linears, work)
+    kind = activation_of(activation)
+    packed = _pack(linears, work, gates=kind)
     if packed is None:
         return False
     width = weight.shape[0]
-    kind = activation_of(activation)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
+        if packed.plan is not None and packed.gates is not None:
+            gated: torch.Tensor = down(packed.plan.gate_up(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1))
+            return gated
         both = packed.packed(x)
         hidden = gate_mul(both, kind) if kind is not None else activation(both[..., :width]) * both[..., width:]
         out: torch.Tensor = down(hidden)
@@ -252,7 +309,9 @@ def _fuse_head(model: nn.Module, work: _Work) -> None:
     weight = weight_of(head)
     if weight is None or not max_rows_of(weight):
         return
-    if not work.fusions.num_compact:
+    if isinstance(head, QuantisedLinear) and "forward" in vars(head):
+        return  # `_tile_linears` has replaced it
+    if not work.fusions.num_compact and not any(isinstance(module, QuantisedLinear) for module in model.modules()):
         weight = weight.fallback or weight
     chosen = plan(weight, "head", _bias_of(head), agree=work.agree, linear=work.linear)
 

@@ -26,6 +26,7 @@ from graftlm.kernels.gpu.mixture.grouped_matmul import sum_parts
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.linear_dispatch import AllClose, LinearPlan
 from graftlm.kernels.norm import Addition, Norm
+from graftlm.kernels.quantised_experts import codes_of
 
 _PROBED = 32
 """Tokens of the random input."""
@@ -167,7 +168,7 @@ def fuse_mixtures(
         if mixture is None or seen is None:
             fusions.reasons[type(block).__name__] = "its own code routes: the router, or what it adds, is not known"
             continue
-        fusions.num_compact += plan.compact is not None
+        fusions.num_compact += plan.compact is not None and weights.codes is None
         mixtures[block] = mixture
         whole = isinstance(seen.out, torch.Tensor)
         _put(block, mixture if whole else FusedBlock(mixture, len(seen.out) - 1), fusions)
@@ -178,7 +179,7 @@ def _lay_out(experts: nn.Module, fusions: Fusions) -> None:
 
     Shapes and values stay. Weights [num_experts, inputs, outputs] (GPT-OSS) are ordered by input otherwise.
     """
-    if not getattr(experts, "is_transposed", False):
+    if not getattr(experts, "is_transposed", False) or codes_of(experts):
         return
     for parameter in experts.parameters(recurse=False):
         if parameter.is_cuda and parameter.dim() == 3 and parameter.itemsize == 2 and parameter.is_contiguous():

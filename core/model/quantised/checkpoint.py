@@ -18,6 +18,7 @@ from graftlm.core.errors import ModelError
 from graftlm.core.model.quantised.format_check import check_unexpected
 from graftlm.core.model.quantised.formats import Unread, mxfp4, read_layer, unreadable
 from graftlm.core.model.quantised.held import HeldWeights
+from graftlm.kernels.quantised_weight import QuantisedWeight
 
 _PART = re.compile(
     r"(?P<layer>.+?)(?:\.weight:|\.)(?P<part>weight_packed|weight_scale_inv|weight_scale_2|weight_scale|weight_shape"
@@ -101,16 +102,33 @@ def _state(
             raise unreadable(source, layer, error) from error
         place = held.keep(f"{layer}.weight", weight)
         yield f"{layer}.weight", place if place is not None else weight.dense()
-    for name, parts in experts.items():
-        blocks, scales = (files.read(parts[part]) for part in ("blocks", "scales"))
-        values = mxfp4(blocks, scales, dtype).dense().view(*blocks.shape[:2], -1)
-        yield name, values.transpose(1, 2).contiguous()
+    yield from _experts(files, experts, held, dtype)
     for name in files.names:
         if name not in taken and not _UNUSED.fullmatch(name):
             tensor = files.read(name)
             if not tensor.is_floating_point() or tensor.element_size() < 2:
                 raise unreadable(source, name, f"it is {tensor.dtype} without a scale")
             yield name, tensor
+
+
+def _experts(
+    files: _TensorFiles, experts: Mapping[str, Mapping[str, str]], held: HeldWeights, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the experts in MXFP4, by their blocks and scales, of which kernels multiply the codes or the values."""
+    for module in {name.rpartition(".")[0]: None for name in experts}:
+        weights: dict[str, QuantisedWeight] = {}
+        num_experts = 0
+        for leaf in ("gate_up_proj", "down_proj"):
+            parts = experts[f"{module}.{leaf}"]
+            blocks, scales = (files.read(parts[part]) for part in ("blocks", "scales"))
+            weights[leaf], num_experts = mxfp4(blocks, scales, dtype), len(blocks)
+        places = held.keep_experts(module, weights["gate_up_proj"], weights["down_proj"], num_experts, transposed=True)
+        if places is not None:
+            yield from places.items()
+            continue
+        for leaf, weight in weights.items():
+            values = weight.dense().view(num_experts, -1, weight.shape[1])
+            yield f"{module}.{leaf}", values.transpose(1, 2).contiguous()
 
 
 class _TensorFiles:

@@ -12,6 +12,7 @@ from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up
 from graftlm.kernels.gpu.pdl import MAX_ROWS
 from graftlm.kernels.gpu.support import card_of
+from graftlm.kernels.quantised_experts import ExpertCodes
 from graftlm.kernels.weight import PlainWeight
 
 MAX_FLOAT_ROWS = 512
@@ -24,6 +25,7 @@ class ExpertWeights(NamedTuple):
     gate_up  [num_experts, 2 n, k] (n without a gate), gate_up_bias [num_experts, 2 n] or None
     down     [num_experts, k, n], down_bias [num_experts, k] or None
     held_as  the format of the weights: plain, or a format that kernels of few tokens hold beside the tensors
+    codes    gate_up and down as quantised weights, whose tensors above have their shapes only; None for plain ones
     """
 
     gate_up: torch.Tensor
@@ -32,6 +34,14 @@ class ExpertWeights(NamedTuple):
     down_bias: torch.Tensor | None
     gate: Gate
     held_as: type[PlainWeight] = PlainWeight
+    codes: tuple[ExpertCodes, ExpertCodes] | None = None
+
+    def dense(self) -> ExpertWeights:
+        """Return the weights with dense copies of their codes."""
+        if self.codes is None:
+            return self
+        gate_up, down = self.codes
+        return self._replace(gate_up=gate_up.values(), down=down.values())
 
     @property
     def fallback(self) -> ExpertWeights | None:
@@ -52,7 +62,8 @@ class ExpertPlan:
     """The kernels for the experts of one layer.
 
     tiles    in order of density; the first that reaches a step's density is used
-    compact  runs steps of up to `density` with 12-bit weights: x, experts, scales -> parts; None without such weights
+    compact  runs steps of up to `density` with 12-bit or quantised weights: x, experts, scales -> parts; None without
+             such weights
     """
 
     weights: ExpertWeights
@@ -63,7 +74,8 @@ class ExpertPlan:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Return the kernels by name, from the fewest tokens to the most."""
-        return ("grouped",) if self.compact is None else ("bits12", "grouped")
+        compact = "bits12" if self.weights.codes is None else "codes"
+        return ("grouped",) if self.compact is None else (compact, "grouped")
 
     @property
     def num_experts(self) -> int:
@@ -80,10 +92,10 @@ class ExpertPlan:
         -> [top_k, num_tokens, k], the sum over whose first dimension is the output; float32 for few tokens
         """
         num_tokens, top_k = experts.shape
-        weights = self.weights
         density = num_tokens * top_k / self.num_experts
         if self.compact is not None and density <= self.density and num_tokens <= MAX_ROWS and not scale_input:
             return self.compact(x, experts, scales.float())
+        weights = self.weights.dense()
         tiles = next((t for t in self.tiles if density <= t.density), self.tiles[-1])
         gate_up = fitted(tiles.gate_up, weights.gate_up, x, 2 if weights.gate.gated else 1)
         down = fitted(tiles.down, weights.down, x, 1)

@@ -1,0 +1,444 @@
+"""Grouped matmuls of a mixture of experts with quantised weights, on Hopper, for few tokens per expert.
+
+As in codes/matmul.py, one warp reads codes and two groups multiply in turn. An item is a block of up to 16, 32 or 64
+pairs of token and expert (gpu/mixture/expert_blocks.py), and 64 outputs of the expert. Tokens are gathered by block
+first, so that the copy engine can read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from graftlm.kernels.bits12.code_tiles import store_rows
+from graftlm.kernels.codes.code_tiles import allocate, block_sums, hand_over, lines_layout, read_tile, take_over
+from graftlm.kernels.codes.matmul import MAX_STAGES, REGISTERS, TEAMS, inputs_of_box, scale_lines, stages_of
+from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledWeight
+from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
+from graftlm.kernels.gpu.mixture.grouped_matmul import Gate
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
+from graftlm.kernels.hopper.tiles import load, tiled
+
+_PAIRS = ((13, 16), (26, 32))
+"""Average tokens per expert up to which a block has so many pairs; with more tokens it has 64."""
+
+
+@dataclass(frozen=True)
+class CodedExperts:
+    """The weights of all experts, each as one weight of their concatenated outputs.
+
+    gate_up  gates and ups alternate in eights within each expert; its bias float32 [num_experts * 2 n] likewise
+    down     bias float32 [num_experts * k]
+    """
+
+    gate_up: TiledWeight
+    gate_up_bias: torch.Tensor | None
+    down: TiledWeight
+    down_bias: torch.Tensor | None
+    num_experts: int
+    gate: Gate
+
+
+@gluon.jit
+def _expert(column, item, blocks_of, num_items):
+    """Return an item's entry in a column of the table of blocks; 0 for an item beyond the last."""
+    return gl.load(column + item // blocks_of, mask=item < num_items, other=0)
+
+
+@gluon.jit
+def _read(x, codes, scales, shared, table, sizes, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constexpr):
+    xs, _, _, ready, free = shared
+    block_expert, _, _, _, used = table
+    blocks_of, steps, _ = sizes
+    STAGES: gl.constexpr = ready.shape[0]
+    ROWS: gl.constexpr = SHAPE[0]
+    K: gl.constexpr = SHAPE[1]
+    BOXES: gl.constexpr = 128 // K
+    BYTES: gl.constexpr = ROWS * 256 + SHAPE[2] * 1024 + SHAPE[3] * 128
+    first, num_programs = gl.program_id(0), gl.num_programs(0)
+    launch_dependents(PDL)
+    grid_wait(PDL)
+    num_items = gl.load(used) * blocks_of
+    at = 0
+    expert = _expert(block_expert, first, blocks_of, num_items)
+    for item in range(first, num_items, num_programs):
+        following = _expert(block_expert, item + num_programs, blocks_of, num_items)
+        tile = (expert * blocks_of + item % blocks_of) * steps
+        row = item // blocks_of * ROWS
+        for step in range(steps):
+            s = at % STAGES
+            mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
+            mbarrier.expect(ready.index(s), BYTES)
+            read_tile(codes, scales, shared, s, tile + step, True, SHAPE, SCALE_LINES)
+            for box in gl.static_range(BOXES):
+                load(x, [row, step * 128 + box * K], ready.index(s), xs.index(s * BOXES + box))
+            at += 1
+        expert = following
+
+
+@gluon.jit
+def _gated(sums, kind: gl.constexpr, alpha, limit, shift, CLAMP: gl.constexpr):
+    """Compute gate * sigmoid(alpha * gate) * (up + shift) of sums [64, rows]: eight gates, their eight ups, and so on.
+
+    -> kind [32, rows]
+    """
+    rows: gl.constexpr = sums.shape[1]
+    gates, ups = gl.split(gl.permute(gl.reshape(sums, [4, 2, 8, rows]), [0, 2, 3, 1]))
+    # rounded as in separate kernels
+    gates, ups = gates.to(kind).to(gl.float32), ups.to(kind).to(gl.float32)
+    if CLAMP:
+        gates = gl.minimum(gates, limit)
+        ups = gl.minimum(gl.maximum(ups, -limit), limit)
+    active = (gates / (1.0 + gl.exp(-alpha * gates))).to(kind).to(gl.float32)
+    return gl.reshape((active * (ups + shift).to(kind).to(gl.float32)).to(kind), [32, rows])
+
+
+@gluon.jit
+def _scatter(found, out, pair, scale, ok, first, n, top_k, out_rank):
+    """Store found [outputs, pairs] times the pairs' scales to out[rank, token, n] of each pair that is `ok`."""
+    layout: gl.constexpr = found.type.layout
+    i = first + gl.arange(0, found.shape[0], layout=gl.SliceLayout(1, layout))
+    found = found.to(gl.bfloat16).to(gl.float32) * scale[None, :]
+    target = out + (pair % top_k * out_rank + pair // top_k * n)[None, :] + i[:, None]
+    gl.store(target, found.to(out.dtype.element_ty), mask=ok[None, :] & (i < n)[:, None])
+
+
+@gluon.jit
+def _multiply(
+    shared, given, handed, factors, table, out, sizes, gate,
+    TEAM: gl.constexpr, SHAPE: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr,
+    BIAS: gl.constexpr, GATE: gl.constexpr, CLAMP: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Compute a team's steps of each of the program's items; the first team stores the sum of all teams."""
+    ROWS: gl.constexpr = SHAPE[0]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    block_expert, block_start, block_end, pairs, used = table
+    blocks_of, steps, n = sizes
+    weight_scales, bias, routing, top_k, out_rank = factors
+    alpha, limit, shift = gate
+    grid_wait(PDL)
+    num_items = gl.load(used) * blocks_of
+    at, turn, num_programs = 0, 0, gl.num_programs(0)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
+    for item in range(gl.program_id(0), num_items, num_programs):
+        tile, group = item % blocks_of, item // blocks_of
+        expert = gl.load(block_expert + group)
+        start = gl.load(block_start + group)
+        count = gl.load(block_end + group) - start
+        sums = block_sums(shared, at, steps, TEAM, SHAPE, GROUPS, KIND, TABLE)
+        at += steps
+        if TEAM > 0:
+            hand_over(sums, given, handed, TEAM, turn & 1)
+        else:
+            i = (expert * blocks_of + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+            sums = take_over(sums, given, handed, SHAPE[4], turn & 1)
+            if GROUPS == 0:
+                sums *= gl.load(weight_scales + i)[:, None]
+            if BIAS:
+                sums += gl.load(bias + i)[:, None]
+            if GATE:
+                found = _gated(sums, out.dtype.element_ty, alpha, limit, shift, CLAMP)
+                store_rows(found, out, group * ROWS, count, tile * 32, n)
+            else:
+                pair = gl.load(pairs + start + row, mask=row < count, other=0)
+                factor = gl.load(routing + pair, mask=row < count, other=0.0).to(gl.float32)
+                _scatter(sums, out, pair, factor, row < count, tile * 64, n, top_k, out_rank)
+        turn += 1  # noqa: SIM113
+
+
+@gluon.jit(do_not_specialize=["blocks_of", "steps", "top_k"])
+def _coded_experts(
+    x_tiles, codes, scale_tiles, weight_scales, bias, routing, out,
+    block_expert, block_start, block_end, pairs, used, blocks_of, steps, n, top_k, out_rank, alpha, limit, shift,
+    SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr,
+    TABLE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, CLAMP: gl.constexpr, REGISTERS: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Program (some of the items)."""
+    shared, given, handed = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
+    table, sizes, gate = (
+        (block_expert, block_start, block_end, pairs, used),
+        (blocks_of, steps, n),
+        (alpha, limit, shift),
+    )
+    factors = (weight_scales, bias, routing, top_k, out_rank)
+    if SHAPE[4] == 4:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        0,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        1,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        2,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        3,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (_read, (x_tiles, codes, scale_tiles, shared, table, sizes, SHAPE, SCALE_LINES, PDL)),
+            ],
+            [4, 4, 4, 1],  # warps
+            [REGISTERS, REGISTERS, REGISTERS, 24],  # registers of a thread
+        )
+    elif SHAPE[4] == 3:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        0,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        1,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        2,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (_read, (x_tiles, codes, scale_tiles, shared, table, sizes, SHAPE, SCALE_LINES, PDL)),
+            ],
+            [4, 4, 1],  # warps
+            [REGISTERS, REGISTERS, 24],  # registers of a thread
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        0,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        shared,
+                        given,
+                        handed,
+                        factors,
+                        table,
+                        out,
+                        sizes,
+                        gate,
+                        1,
+                        SHAPE,
+                        GROUPS,
+                        KIND,
+                        TABLE,
+                        BIAS,
+                        GATE,
+                        CLAMP,
+                        PDL,
+                    ),
+                ),
+                (_read, (x_tiles, codes, scale_tiles, shared, table, sizes, SHAPE, SCALE_LINES, PDL)),
+            ],
+            [4, 1],  # warps
+            [REGISTERS, 24],  # registers of a thread
+        )
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: TiledWeight,
+    bias: torch.Tensor | None,
+    experts: CodedExperts,
+    blocks: ExpertBlocks,
+    routing: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Launch with x [max_blocks * pairs, k], gathered; out [max_blocks * pairs, n] or [top_k, num_tokens, n]."""
+    k, gated, gate = x.shape[1], out.dim() == 2, experts.gate
+    blocks_of = weight.num_outputs // experts.num_experts // OUTPUTS
+    num_items = len(blocks.block_expert) * blocks_of
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [32, 32], lines_layout())
+    lines, scales = scale_lines(weight), codes
+    if lines:
+        scales = TensorDescriptor(weight.scales, list(weight.scales.shape), [32, 1], [lines, 32], lines_layout())
+    box, rows = inputs_of_box(weight), blocks.block
+    _coded_experts[(min(num_items, num_sms),)](
+        tiled(x, rows, box), codes, scales, weight.scales, bias if bias is not None else weight.scales,
+        routing, out, blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
+        triton.cdiv(k, INPUTS), out.shape[-1], routing.shape[-1], 0 if gated else out.stride(0),
+        gate.alpha, gate.limit or 0.0, gate.shift,
+        SHAPE=(rows, box, weight.bits, lines, TEAMS[rows]), SCALE_LINES=weight.scale_lines,
+        STAGES=stages_of(rows, weight, MAX_STAGES), GROUPS=weight.groups, KIND=weight.kind,
+        TABLE=weight.table or "", BIAS=bias is not None, GATE=gated,
+        CLAMP=gate.limit is not None, REGISTERS=REGISTERS[rows], num_warps=4, maxnreg=REGISTERS[rows],
+        **pdl_options(routing),
+    )  # fmt: skip
+
+
+def coded_parts(x: torch.Tensor, weights: CodedExperts, experts: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Run each token of x [num_tokens, k] through its experts.
+
+    experts  int32 [num_tokens, top_k], scales [num_tokens, top_k], both contiguous
+    -> float32 [top_k, num_tokens, k], the sum over whose first dimension is the output
+    """
+    (num_tokens, top_k), num_experts = experts.shape, weights.num_experts
+    density = experts.numel() / num_experts
+    block = next((pairs for most, pairs in _PAIRS if density <= most), 64)
+    blocks = ExpertBlocks.of(experts, num_experts, block, lay_out=x)
+    assert blocks.laid is not None
+    hidden = torch.empty(
+        len(blocks.laid), weights.gate_up.num_outputs // num_experts // 2, dtype=x.dtype, device=x.device
+    )
+    _launch(blocks.laid, weights.gate_up, weights.gate_up_bias, weights, blocks, scales, hidden)
+    out = torch.empty(top_k, num_tokens, weights.down.num_outputs // num_experts, dtype=torch.float32, device=x.device)
+    _launch(hidden, weights.down, weights.down_bias, weights, blocks, scales, out)
+    return out
