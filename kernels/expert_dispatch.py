@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 
 from graftlm.kernels.bits12.weight import Bits12Weight
+from graftlm.kernels.codes.expert_codes import ExpertCodes
 from graftlm.kernels.codes.tiled_weight import TiledWeight, tiled
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan, ExpertTiles, ExpertWeights
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile
 from graftlm.kernels.hopper.support import gluon_kernel
-from graftlm.kernels.quantised_experts import ExpertCodes
 
 EXPERT_TILES = (
     ExpertTiles(0.1, Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4, swap=True, tma=True)),

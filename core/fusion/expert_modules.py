@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from graftlm.core.fusion.layer_parts import allclose
+from graftlm.kernels.codes.expert_codes import codes_of
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertWeights
 from graftlm.kernels.gpu.mixture.grouped_matmul import Activation, Gate
-from graftlm.kernels.quantised_experts import codes_of
 from graftlm.kernels.weight import held_as
 
 _SCALE = 4.0

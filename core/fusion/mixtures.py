@@ -19,6 +19,7 @@ from graftlm.core.execution.routing import Routing, has_experts, in_order, repla
 from graftlm.core.fusion.expert_modules import expert_weights
 from graftlm.core.fusion.expert_routers import router_of
 from graftlm.core.fusion.linears import Fusions
+from graftlm.kernels.codes.expert_codes import codes_of
 from graftlm.kernels.expert_dispatch import plan_experts
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan
 from graftlm.kernels.gpu.mixture.expert_router import Router, route
@@ -26,7 +27,6 @@ from graftlm.kernels.gpu.mixture.grouped_matmul import sum_parts
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.linear_dispatch import AllClose, LinearPlan
 from graftlm.kernels.norm import Addition, Norm
-from graftlm.kernels.quantised_experts import codes_of
 
 _PROBED = 32
 """Tokens of the random input."""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from graftlm.kernels.codes.expert_codes import ExpertCodes, put_experts
 from graftlm.kernels.codes.tiled_weight import coded_problem, problem as codes_problem, runs_on
 from graftlm.kernels.cpu.linear.quantised_panels import problem
-from graftlm.kernels.quantised_experts import ExpertCodes, put_experts
 from graftlm.kernels.quantised_modules import QuantisedEmbedding, QuantisedLinear, put_quantised
 from graftlm.kernels.quantised_weight import QuantisedWeight
 from graftlm.kernels.weight import Weight

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from graftlm.kernels.codes.expert_codes import ExpertCodes
 from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up
 from graftlm.kernels.gpu.pdl import MAX_ROWS
 from graftlm.kernels.gpu.support import card_of
-from graftlm.kernels.quantised_experts import ExpertCodes
 from graftlm.kernels.weight import PlainWeight
 
 MAX_FLOAT_ROWS = 512

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from graftlm.core.model.quantised.rounding import rounded
-from graftlm.kernels.quantised_experts import ExpertCodes, codes_of, put_experts
+from graftlm.kernels.codes.expert_codes import ExpertCodes, codes_of, put_experts
 from tests.models import tiny_model
 
 NAMES = "gate_up_proj", "down_proj"
