@@ -389,6 +389,9 @@ class SamplingOptions(TypedDict, total=False):
     bounded_numbers: bool
     whitespace: Literal["auto", "compact", "single", "flexible"]
     strict_schema: bool
+    allowed_token_ids: Sequence[int] | None
+    include_stop: bool
+    special_tokens: bool
 
 
 @dataclass(frozen=True)
@@ -409,6 +412,9 @@ class SamplingParams:
     `whitespace` and `strict_schema` are `whitespace` and `strict` of `Grammar.compile`, for the JSON of
     `json_schema`. "auto" writes JSON as the prompt last shows it: "flexible" after indented JSON, "single" after
     `{"a": 1}`, else "compact".
+    `allowed_token_ids` excludes all other tokens, the end of the text too unless it is among them.
+    `include_stop` leaves the stop string at the text's end. `special_tokens` shows special tokens in
+    the text by their names, but for one that ends it.
     """
 
     max_tokens: int | None = 256
@@ -440,6 +446,9 @@ class SamplingParams:
     bounded_numbers: bool = True
     whitespace: Literal["auto", "compact", "single", "flexible"] = "auto"
     strict_schema: bool = True
+    allowed_token_ids: tuple[int, ...] | None = None
+    include_stop: bool = False
+    special_tokens: bool = False
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -447,6 +456,10 @@ class SamplingParams:
         object.__setattr__(
             self, "stop_token_ids", _as_tuple(self.stop_token_ids, "stop_token_ids", "a list of token ids")
         )
+        if self.allowed_token_ids is not None:
+            ids = _as_tuple(self.allowed_token_ids, "allowed_token_ids", "a list of token ids")
+            object.__setattr__(self, "allowed_token_ids", ids)
+            _check(len(ids) > 0, "allowed_token_ids is empty; give at least one token id, or leave it out")
         if self.choices is not None:
             object.__setattr__(self, "choices", _as_tuple(self.choices, "choices", "a list of texts"))
         self._check_types()
@@ -464,7 +477,8 @@ class SamplingParams:
             if type(value) is float and math.isfinite(value) or (value is None and name in _OPTIONAL):
                 continue
             _check(_is_finite(value), f"{name} is {shortened(value)}; it must be a finite number")
-        _check_switch("ignore_eos", self.ignore_eos)
+        for name in ("ignore_eos", "include_stop", "special_tokens"):
+            _check_switch(name, getattr(self, name))
         _check_switch("bounded_numbers", self.bounded_numbers)
         _check_switch("strict_schema", self.strict_schema)
         _check(
@@ -480,8 +494,9 @@ class SamplingParams:
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             _check(value is None or isinstance(value, str), f"{name} is {value!r}; it must be text, or None")
-        for token_id in self.stop_token_ids:
-            _check(isinstance(token_id, Integral), f"stop_token_ids holds {token_id!r}; it must hold token ids")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token_id in getattr(self, name) or ():
+                _check(isinstance(token_id, Integral), f"{name} holds {token_id!r}; it must hold token ids")
         for option in self.choices or ():
             _check(isinstance(option, str), f"choices holds {option!r}; it must hold text")
         if self.logit_bias is not None:

@@ -200,6 +200,7 @@ class Request:
 
     prompt     text taken as is, token ids, messages (rendered once with the chat template), or a PromptInput.
     namespace  requests of different namespaces never share KV.
+    priority   of the requests of callers that hold as much of the batch, those with the lowest number start first.
     owner      the caller and the call that it belongs to, which share the engine fairly with others.
     score_ids  tokens to score after the prompt instead of generating; None generates.
     stream     whether the listener wants chunks;  stream_usage: with the tokens counted so far in each.
@@ -218,6 +219,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     namespace: str = ""
     owner: tuple[str, str] = ("", "")
+    priority: int = 0
     score_ids: list[int] | None = None
     stream: bool = False
     stream_usage: bool = False

@@ -219,6 +219,23 @@ def serve(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="What clients call the model; may be given again.")
     ] = None,
+    model_alias: Annotated[
+        list[str] | None, typer.Option(help="Another name of the model, beside its own; may be given again.")
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Pages of this origin may use the server, as https://app.example; '*' for all."),
+    ] = None,
+    ssl_certfile: Annotated[str | None, typer.Option(help="The certificate (PEM) to serve HTTPS with.")] = None,
+    ssl_keyfile: Annotated[
+        str | None, typer.Option(help="The certificate's key, unless it is in the same file.")
+    ] = None,
+    ignore_unknown: Annotated[
+        bool, typer.Option("--ignore-unknown", help="Leave out unknown fields of requests, and list them in a header.")
+    ] = False,
+    trust_request_chat_template: Annotated[
+        bool, typer.Option("--trust-request-chat-template", help="Requests may bring a chat template.")
+    ] = False,
     max_open_requests: Annotated[int, typer.Option(help="One more gets status 429.")] = 1024,
     request_timeout: Annotated[float | None, typer.Option(help="Seconds after which a request ends.")] = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds to finish requests after SIGTERM.")] = 30.0,
@@ -250,6 +267,12 @@ def serve(
         api_keys=tuple(api_key or filter(None, [os.environ.get("GRAFTLM_API_KEY")])),
         allowed_hosts=tuple(allowed_host or ()),
         model_names=tuple(served_model_name or ()),
+        model_aliases=tuple(model_alias or ()),
+        allowed_origins=tuple(allowed_origin or ()),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        ignore_unknown=ignore_unknown,
+        trust_request_chat_template=trust_request_chat_template,
         max_open_requests=max_open_requests,
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,

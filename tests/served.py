@@ -29,7 +29,7 @@ class Served:
     def url(self) -> str:
         """Where it listens; waits until it does."""
         for _ in self._until("listens"):
-            if found := re.search(r"at (http://\S+)/v1", self.log.read_text()):
+            if found := re.search(r"at (https?://\S+)/v1", self.log.read_text()):
                 return found.group(1)
         raise AssertionError
 

@@ -42,6 +42,7 @@ class Access:
     usage       token counts, once the request has ended
     num_tokens  generated tokens so far of a stream
     num_bytes   size of the body
+    ignored     paths of unknown fields of the body, with `--ignore-unknown`
     """
 
     id: str
@@ -53,6 +54,7 @@ class Access:
     usage: Usage | None = None
     num_tokens: int = 0
     num_bytes: int = 0
+    ignored: tuple[str, ...] = ()
     started_s: float = field(default_factory=time.monotonic)
 
     def make_current(self) -> None:
@@ -69,6 +71,8 @@ class Access:
             parts.append(f"prompt={self.usage.prompt_tokens} generated={self.usage.completion_tokens}")
         elif self.num_tokens:
             parts.append(f"generated={self.num_tokens}")
+        if self.ignored:
+            parts.append(f"ignored={shown(','.join(self.ignored))}")
         if self.reason:
             parts.append(f"reason={shown(self.reason)}")
         return " ".join(parts)

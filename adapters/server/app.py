@@ -23,6 +23,7 @@ from graftlm.adapters.server.endpoints.body import Body
 from graftlm.adapters.server.endpoints.chat import ChatBody, ChatWriter
 from graftlm.adapters.server.endpoints.completions import CompletionBody, CompletionWriter
 from graftlm.adapters.server.endpoints.info import info_routes
+from graftlm.adapters.server.endpoints.openapi import openapi_routes
 from graftlm.adapters.server.endpoints.page import History, page_routes
 from graftlm.adapters.server.endpoints.tokens import token_routes
 from graftlm.adapters.server.gate import Gate
@@ -33,14 +34,17 @@ from graftlm.adapters.server.intake import Answer, Intake
 from graftlm.adapters.server.media import Media, holds_media
 from graftlm.adapters.server.metrics import Metrics
 from graftlm.adapters.server.settings import ServerSettings
-from graftlm.core.errors import GraftError
+from graftlm.core.errors import ConfigError, GraftError
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from graftlm.adapters.server.endpoints.prompt_fields import PromptScore
     from graftlm.core.chat.tool_format import ToolFormat
     from graftlm.core.request import Request
     from graftlm.core.runtime import Runtime
+
+    Prepared = tuple[Request, ToolFormat | None, PromptScore | None]
 
 Result = TypeVar("Result")
 
@@ -55,7 +59,8 @@ class Server:
     def __init__(self, runtime: Runtime, settings: ServerSettings | None = None) -> None:
         self.runtime = runtime
         self.settings = settings or ServerSettings()
-        self.model_names = self.settings.model_names or (runtime.model_name,)
+        named = self.settings.model_names or (runtime.model_name,)
+        self.model_names = tuple(dict.fromkeys((*named, *self.settings.model_aliases)))
         self.draining = self.sends_outside_tasks = False
         self.intake: Intake | None = None
         self.bodies = Bodies(self.settings)
@@ -69,6 +74,7 @@ class Server:
             *info_routes(self),
             *token_routes(self),
             *page_routes(self, self._history),
+            *openapi_routes(self),
         ]
         handlers: Any = {ApiError: _answer_error, HTTPException: _answer_route, ClientDisconnect: _answer_nobody}
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
@@ -100,20 +106,26 @@ class Server:
 
     async def chat(self, http: HttpRequest) -> Response:
         body = await self.read(http, ChatBody)
-        request, form = await self.prepared(body, field_names(ChatBody, body.limit_name))
+        request, form, score = await self.prepared(body, field_names(ChatBody, body.limit_name))
         envelope = self._envelope(http, body, "chatcmpl", "chat.completion.chunk")
-        return self._answer([request], ChatWriter(body, envelope, form, request.thinking), body)
+        scored = [] if score is None else [score.request]
+        writer = ChatWriter(body, envelope, form, request.thinking, None if score is None else score.logprobs)
+        return self._answer([request, *scored], writer, body)
 
-    async def prepared(self, body: ChatBody, fields: Mapping[str, str]) -> tuple[Request, ToolFormat | None]:
-        """Return the native request and the format of its calls. Raises ApiError.
+    async def prepared(self, body: ChatBody, fields: Mapping[str, str]) -> Prepared:
+        """Return the native request, the format of its calls and the score of its prompt. Raises ApiError.
 
         fields  names of the fields of the body that came, for the field at fault
         """
         try:
             body.check(self.settings.limits)
+            if body.chat_template is not None and not self.settings.trust_request_chat_template:
+                raise ConfigError(
+                    "chat_template of a request is a program; start the server with --trust-request-chat-template"
+                )
             if holds_media(body.messages):
-                return await self.media.prepared(body)
-            return await self.run(partial(body.convert, self.runtime))
+                return (*await self.media.prepared(body), None)
+            return await self.run(partial(body.convert, self.runtime), apart=body.slow)
         except GraftError as error:
             raise api_error(error, fields) from error
 
@@ -155,7 +167,8 @@ class Server:
     async def read(self, http: HttpRequest, kind: type[AnyBody]) -> AnyBody:
         """Return the validated body of a request, within the limits. Raises ApiError that names the field at fault."""
         body = await self.bodies.read(http, kind)
-        name = getattr(body, "model", None)
+        name, given_id = getattr(body, "model", None), getattr(body, "request_id", None)
+        current().id = given_id or current().id
         current().model = name or self.model_names[0]
         if name is not None and str(name).removesuffix(":latest") not in self.model_names:
             names = ", ".join(self.model_names)

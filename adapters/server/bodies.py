@@ -7,13 +7,15 @@ before it becomes Python objects, and it is parsed on a thread. Parsing holds th
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from graftlm.adapters.server.access import current
+from graftlm.adapters.server.access import MAX_SHOWN, current
 from graftlm.adapters.server.http.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class Bodies:
     async def _parse(self, raw: bytes, kind: type[AnyBody]) -> AnyBody:
         try:
             if len(raw) <= SMALL_BYTES:
-                return kind.model_validate_json(raw)
+                return self._validate(raw, kind)
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._parsers, self._parse_large, raw, kind)
         except ValidationError as error:
@@ -83,7 +85,41 @@ class Bodies:
         if num_values > limits.json_values:
             message = f"the body has more than {limits.json_values:,} values; send fewer"
             raise ApiError(400, message, code="body_too_complex")
-        return kind.model_validate_json(raw)
+        return self._validate(raw, kind)
+
+    def _validate(self, raw: bytes, kind: type[AnyBody]) -> AnyBody:
+        try:
+            return kind.model_validate_json(raw)
+        except ValidationError as error:
+            unknown = unknown_fields(error) if self._settings.ignore_unknown else []
+            if not unknown:
+                raise
+            body = json.loads(raw)
+            found = [path for path in unknown if _remove(body, path)]
+            current().ignored = tuple(".".join(map(str, path))[:MAX_SHOWN] for path in found[:MAX_IGNORED])
+            return kind.model_validate(body)
+
+
+_ABSENT = object()
+
+MAX_IGNORED = 20
+"""Ignored fields that the header lists."""
+
+
+def unknown_fields(error: ValidationError) -> list[tuple[Any, ...]]:
+    """Return the paths of unknown fields."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    return [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
+
+
+def _remove(body: Any, path: Sequence[Any]) -> bool:
+    """Remove a member from a JSON value; return False if it is not there."""
+    for part in path[:-1]:
+        inside = isinstance(body, dict) and part in body or isinstance(body, list) and isinstance(part, int)
+        if not inside:
+            return False
+        body = body[part]
+    return isinstance(body, dict) and body.pop(path[-1], _ABSENT) is not _ABSENT
 
 
 def count_json(raw: bytes, most_members: int, most_values: int) -> tuple[int, int]:

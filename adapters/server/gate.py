@@ -41,6 +41,7 @@ class Gate:
         self._callers = _callers(self._keys)
         # With a key, a page of another origin cannot write a valid request.
         self._keyless = not self._keys and is_loopback(settings.host)
+        self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
         self._hosts = {name.lower() for name in (settings.host, *settings.allowed_hosts)}
         self.num_open = 0
 
@@ -57,19 +58,27 @@ class Gate:
         if self._server.sends_outside_tasks:
             scope["graftlm.bare_send"] = send  # wrappers of `send` change headers only
         status = 0
+        cors = self._cors(headers)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", access.id.encode()),
+                    *ignored(access),
+                    *cors,
+                ]
             await send(message)
 
         generates, path = scope["path"] in GENERATING, scope["path"]
         refusal = self._refusal(path, headers, access)
         self.num_open += generates
         try:
-            if refusal is not None:
+            if cors and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                await _send_preflight(headers, send_with_id)
+            elif refusal is not None:
                 access.reason = refusal.error["code"] or ""
                 await _send_error(refusal, path, send_with_id)
             else:
@@ -103,6 +112,18 @@ class Gate:
             return ApiError(429, message, kind="rate_limit_error", code="too_many_requests", retry_after=1)
         return None
 
+    def _cors(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """Return the headers that let a page of an allowed origin read the answer; [] for all other requests."""
+        origin = headers.get(b"origin")
+        if origin is None or not self._allows(origin.decode("latin-1")):
+            return []
+        exposed = b"x-request-id, x-ignored-fields, retry-after"
+        allowed = (b"access-control-allow-origin", origin)
+        return [allowed, (b"access-control-expose-headers", exposed), (b"vary", b"origin")]
+
+    def _allows(self, origin: str) -> bool:
+        return "*" in self._origins or origin.lower() in self._origins
+
     def _key_of(self, headers: dict[bytes, bytes]) -> bytes | None:
         """Return the server's key that a request brings. Compares all, so that the time reveals no partial match."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -120,11 +141,11 @@ class Gate:
             message = f"the server is not {_name_of(host)!r}; start it with --allowed-host to give it this name"
             return ApiError(403, message, code="host_not_allowed")
         origin = headers.get(b"origin")
-        if origin is not None:
+        if origin is not None and not self._allows(origin.decode("latin-1")):
             given = urlsplit(origin.decode("latin-1").lower())
             if given.scheme not in ("http", "https") or given.netloc != host:
                 message = (
-                    f"pages of {origin.decode('latin-1')!r} may not use this server; set --api-key to let clients in"
+                    f"pages of {origin.decode('latin-1')!r} may not use this server; start it with --allowed-origin"
                 )
                 return ApiError(403, message, code="origin_not_allowed")
         return None
@@ -152,6 +173,24 @@ def _callers(keys: list[bytes]) -> dict[bytes, tuple[str, str]]:
         name = hmac.new(secret, key, hashlib.sha256).hexdigest()[:32]
         found[key] = name, f"{name}:" if len(keys) > 1 else ""
     return found
+
+
+def ignored(access: Access) -> list[tuple[bytes, bytes]]:
+    """Return the header that lists the fields of the body that were ignored."""
+    names = ", ".join(access.ignored)
+    return [(b"x-ignored-fields", names.encode("ascii", "backslashreplace"))] if names else []
+
+
+async def _send_preflight(headers: dict[bytes, bytes], send: Send) -> None:
+    """Answer the question of a browser whether a page may send a request."""
+    asked = headers.get(b"access-control-request-headers", b"authorization, content-type")
+    allowed = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", asked),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": allowed})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _send_error(error: ApiError, path: str, send: Send) -> None:

@@ -108,7 +108,7 @@ class Media:
         return self._access.read(content, kind, limit, limits)
 
     def _processed(self, body: ChatBody) -> tuple[Request, ToolFormat | None]:
-        request, form = body.convert(self._runtime)
+        request, form, _ = body.convert(self._runtime)
         if self._runtime.endpoint is None:
             prompt = self._runtime.processor.encode(request.prompt, request.tools)
             self._items.update(item for span in prompt.spans if (item := getattr(span.values, "item", None)))

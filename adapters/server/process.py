@@ -167,6 +167,8 @@ class Process(uvicorn.Server):
             backlog=2048,
             timeout_keep_alive=65,
             timeout_graceful_shutdown=int(CLOSE_S),
+            ssl_certfile=server.settings.ssl_certfile,
+            ssl_keyfile=server.settings.ssl_keyfile,
         )
         super().__init__(config)
         server.sends_outside_tasks = True
@@ -183,7 +185,8 @@ class Process(uvicorn.Server):
         loop = asyncio.get_running_loop()
         self._drains = lambda: loop.call_soon_threadsafe(lambda: setattr(self, "_drain", loop.create_task(self._end())))
         host, port = self._listener.getsockname()[:2]
-        log.info("%s at http://%s:%d/v1", self._server.runtime.model_name, f"[{host}]" if ":" in host else host, port)
+        scheme, shown = "https" if self.config.is_ssl else "http", f"[{host}]" if ":" in host else host
+        log.info("%s at %s://%s:%d/v1", self._server.runtime.model_name, scheme, shown, port)
         threading.Thread(target=self._load, name="graftlm load", daemon=True).start()
 
     def _load(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field, fields
 
 from graftlm.core.errors import ConfigError
@@ -64,8 +65,12 @@ class ServerSettings:
     api_keys             a request must have one of them as its bearer token; may be empty on a loopback address only.
     allowed_hosts        names of the server in `Host`, in addition to `host` and the names of loopback addresses.
                          Checked on a loopback address without keys only.
+    allowed_origins      origins whose pages may use the server (CORS), as "https://app.example"; "*" allows all.
+    ssl_certfile         a certificate in PEM; the server then speaks HTTPS only.
+    ssl_keyfile          its key; None if it is in the same file.
     open_paths           paths that need no key.
-    model_names          accepted names of the model; answers contain the first.
+    model_names          accepted names of the model, instead of its own; answers contain the first.
+    model_aliases        further accepted names.
     max_open_requests    limit of waiting and running requests; further ones get status 429.
     max_body_bytes       limit of a request's body in bytes; a longer one gets status 413.
     request_timeout_s    a longer request ends with status 408; None for no limit.
@@ -73,6 +78,8 @@ class ServerSettings:
     media_hosts          hosts whose https URLs of pictures and videos are fetched, by their exact names.
     media_folders        folders whose pictures and videos a request may name by path.
     max_step_s           after a longer step of the engine `/health` answers 503.
+    ignore_unknown       True: unknown fields of a body are left out, and the header x-ignored-fields lists them.
+    trust_request_chat_template  True: requests may bring the chat template, a program that runs in Jinja's sandbox.
     limits               the other limits.
     """
 
@@ -80,8 +87,12 @@ class ServerSettings:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    open_paths: frozenset[str] = frozenset({"/", "/health", "/ping", "/metrics"})
+    allowed_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    open_paths: frozenset[str] = frozenset({"/", "/health", "/ping", "/metrics", "/docs", "/openapi.json"})
     model_names: tuple[str, ...] = ()
+    model_aliases: tuple[str, ...] = ()
     max_open_requests: int = 1024
     max_body_bytes: int = 32 << 20
     request_timeout_s: float | None = None
@@ -89,6 +100,8 @@ class ServerSettings:
     max_step_s: float = 120.0
     media_hosts: tuple[str, ...] = ()
     media_folders: tuple[str, ...] = ()
+    ignore_unknown: bool = False
+    trust_request_chat_template: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -102,11 +115,31 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}; it must be 0 or more seconds")
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(f"allowed origin {origin!r} is none; give scheme and host, as https://app.example")
+        self._check_certificate()
         if not self.api_keys and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host} can be reached from other machines, and no API key is set; give --api-key or "
                 "GRAFTLM_API_KEY, or listen on 127.0.0.1"
             )
+
+    def _check_certificate(self) -> None:
+        if self.ssl_certfile is None:
+            if self.ssl_keyfile is not None:
+                raise ConfigError("ssl_keyfile was given without ssl_certfile; give both")
+            return
+        import ssl
+
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+        except OSError as error:  # an SSLError too
+            files = " and ".join(filter(None, [self.ssl_certfile, self.ssl_keyfile]))
+            raise ConfigError(f"{files} cannot be used as certificate and key in PEM: {error}") from error
+
+
+_ORIGIN = re.compile(r"https?://[^/?#\s@]+")
 
 
 def is_loopback(host: str) -> bool:

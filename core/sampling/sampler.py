@@ -116,6 +116,8 @@ class Sampler:
                     answers[i] = ConfigError(f"logit_bias names token id {wrong}; ids are 0 to {logits.shape[1] - 1}")
                     continue
                 edits.add(i, ids, np.fromiter(sampling.logit_bias.values(), dtype=np.float64))
+            if sampling.allowed_token_ids is not None:
+                allowed[i] = _permitted(np.unique(np.array(sampling.allowed_token_ids, np.int64)), row.mask)
             if sequence.num_generated < sampling.min_tokens:
                 ends = np.array([*self.eos_token_ids, *sampling.stop_token_ids], dtype=np.int64)
                 ends = ends[(ends >= 0) & (ends < logits.shape[1])]
@@ -217,6 +219,7 @@ def is_unedited(sequence: Sequence) -> bool:
     return (
         s.repetition_penalty == 1
         and not (s.logprobs or s.top_logprobs or s.frequency_penalty or s.presence_penalty or s.logit_bias)
+        and s.allowed_token_ids is None
         and (s.min_tokens == 0 or sequence.num_generated + sequence.progress.num_in_flight >= s.min_tokens)
     )
 
@@ -264,6 +267,15 @@ def _few_ids(mask: NDArray[np.int32], vocab_size: int) -> NDArray[np.int64] | No
     word, bit = np.nonzero(bits)
     ids = words[word] * 32 + bit
     return ids[ids < vocab_size].astype(np.int64, copy=False)
+
+
+def _permitted(ids: NDArray[np.int64], mask: NDArray[np.int32] | None) -> NDArray[np.int64]:
+    """Return the ids that a mask allows."""
+    if mask is None:
+        return ids
+    ids = ids[ids < 32 * len(mask)]
+    is_allowed: NDArray[np.bool_] = (mask[ids >> 5] >> (ids & 31)) & 1 == 1
+    return ids[is_allowed]
 
 
 def _values(

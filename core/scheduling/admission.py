@@ -48,6 +48,13 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
             f"stop_token_ids has token id {unknown:,}, the model knows 0 to {limits.num_embeddings - 1:,}: it would "
             "never stop there; use ids of the model's own tokenizer"
         )
+    allowed = sequence.sampling.allowed_token_ids
+    if allowed and not (min(allowed) >= 0 and max(allowed) < limits.num_embeddings):
+        unknown = next(i for i in allowed if not 0 <= i < limits.num_embeddings)
+        raise ConfigError(
+            f"allowed_token_ids has token id {unknown:,}, the model knows 0 to {limits.num_embeddings - 1:,}; "
+            "use ids of the model's own tokenizer"
+        )
     biased = sequence.sampling.logit_bias
     if biased and not (min(biased) >= 0 and max(biased) < limits.num_embeddings):
         unknown = next(i for i in biased if not 0 <= i < limits.num_embeddings)

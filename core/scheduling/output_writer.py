@@ -35,7 +35,7 @@ class OutputWriter:
         if output.detokenizer is not None:
             return
         before = () if sequence.grammar is not None else sequence.prompt_ids[-MAX_UNFINISHED:].tolist()
-        output.detokenizer = self.tokenizer.detokenizer(before)
+        output.detokenizer = self.tokenizer.detokenizer(before, special=sequence.sampling.special_tokens)
         if sequence.sampling.stop and output.stop_matcher is None:
             output.stop_matcher = StopMatcher(sequence.sampling.stop)
         if sequence.grammar is not None and output.matcher is None:
@@ -268,6 +268,7 @@ class OutputWriter:
             text, stop = output.stop_matcher.push(self._spelled(sequence, sequence.num_generated))
             output.text += text
             if stop is not None:
+                output.text += stop if sampling.include_stop else ""
                 output.stopped_by, output.stop_matcher, output.finish_reason = stop, None, "stop"
                 return
         if sequence.remaining <= 0:
@@ -292,6 +293,7 @@ class OutputWriter:
             emitted, stop = output.stop_matcher.push(text)
             text = emitted if stop is not None else emitted + output.stop_matcher.flush()
             if stop is not None:
+                text += stop if sequence.sampling.include_stop else ""
                 output.stopped_by, reason = stop, "stop"
         output.text += text
         output.finish_reason = reason

@@ -35,7 +35,7 @@ class WaitingOrder:
     compute, so that most of them wait least.
 
     Before all of this comes fairness: of several callers, and of several calls with many sequences, those that hold
-    less than a quarter of the batch start first (`Request.owner`).
+    less than a quarter of the batch start first (`Request.owner`), and of theirs those with the lowest `priority`.
 
     step_tokens  prompt tokens computed in one step
     max_batch    the most sequences that run at once
@@ -59,6 +59,11 @@ class WaitingOrder:
         part     only sequences of it are looked at; None stands for all
         """
         window = list(waiting[:WINDOW]) if part is None else [s for s in waiting if s in part]
+        if part is None and any(s.request.priority for s in waiting):
+            shares = self._shares(waiting, running)
+            ranks = {s: (shares.get(s, ()), s.request.priority) for s in waiting}
+            window = heapq.nsmallest(WINDOW, waiting, key=ranks.__getitem__)
+            return sorted(self._ordered(window, running, now), key=lambda one: ranks[one.sequence])
         if part is None and (len(waiting) > WINDOW or len({s.request.owner for s in window}) > 1):
             shares = self._shares(waiting, running)
             if shares:

@@ -24,13 +24,14 @@ class Detokenizer:
     """Turn ids into text piece by piece, never showing part of a character.
 
     The text goes on after a prompt: a leading space of the first token is kept. Bytes that are no UTF-8 become
-    U+FFFD as soon as they cannot become a character. Special tokens add nothing.
+    U+FFFD as soon as they cannot become a character. Special tokens add nothing, or with `special` their names.
 
     before  the last ids of the prompt: a character that they begin and do not finish is part of this text
     """
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), *, special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._special = special
         self._pieces: list[str] = []
         self._decoder = _Utf8("replace") if tokenizer.exact_bytes else None
         if self._decoder is not None and len(before):
@@ -49,7 +50,7 @@ class Detokenizer:
         """Take the next ids; return the characters they complete."""
         if self._decoder is None:
             return self._push_window(ids)
-        table = self._tokenizer.token_bytes
+        table = self._tokenizer.shown_bytes if self._special else self._tokenizer.token_bytes
         data = b"".join([table[i] for i in ids if i < len(table)])
         if data.isascii() and not self._decoder.buffer:  # as most text is
             return self._add(data.decode("ascii"))
@@ -73,7 +74,7 @@ class Detokenizer:
 
     def _push_window(self, ids: Iterable[int]) -> str:
         """Decode through the tokenizer itself: the text that the hidden ids add to the shown ones of the window."""
-        self._window.extend(i for i in ids if not self._tokenizer.is_special(i))
+        self._window.extend(i for i in ids if self._special or not self._tokenizer.is_special(i))
         text = self._hidden_text()
         if not text or text.endswith(_REPLACEMENT):
             return ""
@@ -82,8 +83,8 @@ class Detokenizer:
         return self._add(text)
 
     def _hidden_text(self) -> str:
-        shown = self._tokenizer.decode(self._window[: self._num_shown])
-        return self._tokenizer.decode(self._window)[len(shown) :]
+        shown = self._tokenizer.decode(self._window[: self._num_shown], not self._special)
+        return self._tokenizer.decode(self._window, not self._special)[len(shown) :]
 
 
 MAX_UNFINISHED = 3

@@ -145,16 +145,15 @@ class PlainTokenizer:
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
         """As transformers renders it, by its own function where a text is asked for, so that no tokenizer is loaded."""
-        if options.pop("tokenize", True) or not self.chat_template:
+        template = options.pop("chat_template", None) or self.chat_template
+        if options.pop("tokenize", True) or not template:
             return self.complete.apply_chat_template(messages, **options)
         from transformers.utils import chat_template_utils
 
         if not messages:
             raise ValueError("Cannot apply chat template to an empty conversation. Provide at least one message.")
         render: Any = chat_template_utils.render_jinja_template
-        (text,), _ = render(
-            conversations=[messages], chat_template=self.chat_template, **self._known.special_tokens, **options
-        )
+        (text,), _ = render(conversations=[messages], chat_template=template, **self._known.special_tokens, **options)
         return text
 
 

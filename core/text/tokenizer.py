@@ -366,9 +366,21 @@ class Tokenizer:
         """Whether joining `token_bytes` gives the text, so that text can be decoded token by token."""
         return table_is_exact(self)
 
-    def detokenizer(self, before: Sequence[int] = ()) -> Detokenizer:
-        """Return a new incremental decoder for an answer that follows a prompt, of which `before` are the last ids."""
-        return Detokenizer(self, before)
+    @cached_property
+    def shown_bytes(self) -> list[bytes]:
+        """`token_bytes`, with the names of special tokens. [vocab_size]"""
+        table = list(self.token_bytes)
+        for token_id in self._special_ids:
+            if token_id < len(table) and not table[token_id]:
+                table[token_id] = str(self.hf.convert_ids_to_tokens(token_id)).encode()
+        return table
+
+    def detokenizer(self, before: Sequence[int] = (), *, special: bool = False) -> Detokenizer:
+        """Return a new incremental decoder for an answer that follows a prompt, of which `before` are the last ids.
+
+        special  show special tokens by their names
+        """
+        return Detokenizer(self, before, special=special)
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:

@@ -22,6 +22,7 @@ from graftlm.adapters.server.dialects.response_store import ResponseStore, Store
 from graftlm.adapters.server.dialects.response_writer import ResponseWriter
 from graftlm.adapters.server.dialects.responses import ResponsesBody, output_messages
 from graftlm.adapters.server.endpoints.chat import ChatBody
+from graftlm.adapters.server.endpoints.info import abilities
 from graftlm.adapters.server.http.errors import ApiError, api_error, field_names, invalid_body, register_form
 from graftlm.adapters.server.http.responses import EventStream, WholeAnswer, Writer
 from graftlm.core.errors import GraftError, RequestCancelled
@@ -84,7 +85,7 @@ class Responses:
             raise ApiError(400, "background needs stream=false and store=true", param="background")
         before = self._history(body, caller)
         chat = _translated(lambda: body.to_chat(before), fields)
-        request, form = await server.prepared(chat, fields)
+        request, form, _ = await server.prepared(chat, fields)
         items = (
             [{"type": "message", "role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
         )
@@ -170,7 +171,7 @@ class Messages:
         server = self._server
         body = await server.read(http, MessagesBody)
         fields = field_names(MessagesBody)
-        request, form = await server.prepared(_translated(body.to_chat, fields), fields)
+        request, form, _ = await server.prepared(_translated(body.to_chat, fields), fields)
         writer = MessageWriter(
             f"msg_{secrets.token_hex(12)}", body.model or server.model_names[0], form, request.thinking
         )
@@ -181,7 +182,7 @@ class Messages:
         fields = field_names(CountBody)
         messages, tools = _translated(body.to_messages, fields), _translated(body.to_tools, fields)
         chat = _translated(lambda: ChatBody(messages=messages, tools=tools), fields)
-        request, _ = await self._server.prepared(chat, fields)
+        request, _, _ = await self._server.prepared(chat, fields)
         processor = self._server.runtime.processor
         encoded = await asyncio.to_thread(processor.encode, request.prompt, request.tools)
         return JSONResponse({"input_tokens": len(encoded.ids)})
@@ -206,7 +207,7 @@ class Ollama:
         chat, name = _translated(body.to_chat, fields), body.model or server.model_names[0]
         if chat is None:
             return JSONResponse(OllamaWriter(name, None, chat=is_chat).loaded())
-        request, form = await server.prepared(chat, fields)
+        request, form, _ = await server.prepared(chat, fields)
         return _answer(
             server, request, OllamaWriter(name, form, request.thinking, chat=is_chat), fields, streams=body.streams
         )
@@ -228,7 +229,7 @@ class Ollama:
         name = body.model or body.name or server.model_names[0]
         template = str(getattr(server.runtime.tokenizer.hf, "chat_template", None) or "")
         info = {"general.architecture": _FAMILY, f"{_FAMILY}.context_length": server.runtime.max_model_len}
-        card = {"details": self._card(name)["details"], "model_info": info, "capabilities": ["completion", "tools"]}
+        card = {"details": self._card(name)["details"], "model_info": info, "capabilities": abilities(server.runtime)}
         return JSONResponse({"modelfile": f"FROM {name}", "parameters": "", "template": template, **card})
 
     async def version(self, http: HttpRequest) -> Response:

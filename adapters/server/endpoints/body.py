@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +12,8 @@ from graftlm.adapters.server.settings import Limits
 from graftlm.core.answer_format import schema_of_format
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Request
 
 
@@ -60,7 +63,15 @@ class Body(Fields):
         "stop_token_ids",
         "seed",
         "logit_bias",
-    ) + ("frequency_penalty", "presence_penalty", "repetition_penalty", "on_unsupported", "timeout", "stop")
+    ) + (
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "on_unsupported",
+        "timeout",
+        "stop",
+        "allowed_token_ids",
+    )
 
     model: str | None = None
     stream: bool = False
@@ -96,7 +107,14 @@ class Body(Fields):
 
     cache_salt: str | None = None
     return_token_ids: bool = False
-    skip_special_tokens: Literal[True] = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
+    truncate_prompt_tokens: int | None = Field(default=None)
+    priority: int = 0
+    request_id: str | None = Field(default=None, pattern=r"^[\w.:-]{1,128}$")
     spaces_between_special_tokens: bool = True
 
     # SGLang's router sends these in every request; only the values that have no effect are supported.
@@ -131,8 +149,14 @@ class Body(Fields):
         texts = [given.json_, given.regex, given.grammar, self.guided_json, self.guided_regex, self.guided_grammar]
         texts += [self.regex, self.ebnf, self.json_schema, *(given.choice or ()), *(self.guided_choice or ())]
         written = sum(len(text) for text in texts if isinstance(text, str))
+        if self.truncate_prompt_tokens is not None and (
+            self.truncate_prompt_tokens < -1 or not self.truncate_prompt_tokens
+        ):
+            raise ConfigError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}; give 1 or more, or -1")
         limit("stop", len(stop), limits.stop_strings, "strings")
         limit("stop", sum(map(len, stop)), limits.stop_chars, "characters")
+        limit("bad_words", len(self.bad_words or ()), limits.stop_strings, "strings")
+        limit("bad_words", sum(map(len, self.bad_words or ())), limits.stop_chars, "characters")
         limit("cache_salt", len(self.cache_salt or ""), limits.salt_chars, "characters")
         limit("constraint", written, limits.constraint_chars, "characters")
         limit("n times the prompts", self.num_sequences, limits.sequences_per_request, "sequences")
@@ -163,6 +187,11 @@ class Body(Fields):
         compact = self.structured_outputs.disable_any_whitespace if self.structured_outputs is not None else None
         if compact is not None:
             given["whitespace"] = "compact" if compact else "flexible"
+        given |= {"include_stop": self.include_stop_str_in_output, "special_tokens": not self.skip_special_tokens}
+        if self.bad_words:
+            if any(name in constraint for name in CONSTRAINTS):
+                raise ConfigError("bad_words was given beside a constraint or tools; give one of them")
+            given["constraint"] = without(tuple(self.bad_words))
         return SamplingParams.from_options(**{**given, **constraint})
 
     def request(self, prompt: Any, sampling: SamplingParams, tools: list[dict[str, Any]] | None = None) -> Request:
@@ -173,6 +202,7 @@ class Body(Fields):
             stream=self.stream,
             stream_usage=self.counts_on,
             tools=tools,
+            priority=self.priority,
         )
 
     def constraint(self) -> dict[str, Any]:
@@ -200,6 +230,19 @@ class Body(Fields):
         if len(found) > 1:
             raise ConfigError(f"{' and '.join(found)} were both given; a request takes one constraint")
         return next(iter(found.values()), {})
+
+
+CONSTRAINTS = ("regex", "choices", "json_schema", "grammar", "constraint")
+
+
+@lru_cache(maxsize=64)
+def without(words: tuple[str, ...]) -> Composite:
+    """Return the language of all texts in which none of the words occurs, however they are tokenised."""
+    if not all(words):
+        raise ConfigError("bad_words has an empty string; leave it out")
+    anything = nodes.star(nodes.char_set([(0, nodes.MAX_CODE_POINT)]))
+    bad = nodes.concat(anything, nodes.alternation(*map(nodes.literal, words)), anything)
+    return Composite(nodes.Difference(anything, bad))
 
 
 def limit(name: str, value: int, most: int, unit: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from graftlm.adapters.server.endpoints.body import Body, limit
+from graftlm.adapters.server.endpoints.prompt_fields import PromptScore, needs_prompt_ids
 from graftlm.adapters.server.http.responses import OpenAIStream
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.adapters.server.settings import Limits
@@ -39,7 +40,9 @@ class ChatBody(Body):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     thinking_budget: int | None = Field(default=None, ge=0)
@@ -82,9 +85,20 @@ class ChatBody(Body):
         limit("tools", len(self.tools or ()), limits.tools, "entries")
         super().check(limits)
 
-    def convert(self, runtime: Runtime) -> tuple[Request, ToolFormat | None]:
-        """Return the native request and the format of its tool calls. Raises GraftError for an invalid body."""
-        return self.to_request(runtime), self.form(runtime)
+    def convert(self, runtime: Runtime) -> tuple[Request, ToolFormat | None, PromptScore | None]:
+        """Return the native request, the format of its tool calls and the score of its prompt.
+
+        Raises GraftError for an invalid body. Encodes the prompt if `slow`, so a thread should run it.
+        """
+        request, score = self.to_request(runtime), None
+        if needs_prompt_ids(self):
+            request, score = PromptScore.of(self, runtime, request)
+        return request, self.form(runtime), score
+
+    @property
+    def slow(self) -> bool:
+        """True if the conversion encodes the prompt, or renders it with a template of the client."""
+        return self.chat_template is not None or needs_prompt_ids(self)
 
     @cached_property
     def template_options(self) -> dict[str, Any]:
@@ -93,6 +107,8 @@ class ChatBody(Body):
         reserved = sorted(options.keys() & _OF_THE_RENDERER)
         if reserved:
             raise ConfigError(f"chat_template_kwargs.{reserved[0]} is set by the server; leave it out")
+        if self.documents is not None:
+            options["documents"] = self.documents
         effort = self.reasoning_effort
         if self.enable_thinking is not None or effort == "none":
             thinks = self.enable_thinking is not False and effort != "none"
@@ -112,7 +128,10 @@ class ChatBody(Body):
             messages, listed = form.prepare(messages, self.native_tools)
             constraint = self._with_tools(form, constraint)
         sampling = self.sampling(most, logprobs=(self.top_logprobs or 0) if self.logprobs else None, **constraint)
-        if not self.continue_final_message and self.add_generation_prompt:
+        options = self.template_options
+        if self.chat_template is not None:
+            options = {**options, "chat_template": self.chat_template}
+        elif not self.continue_final_message and self.add_generation_prompt:
             request = with_thinking(runtime, self.request(messages, sampling, listed), self.template_options)
             thinking = request.thinking if self.separate_reasoning else None
             return replace(request, thinking=thinking, thinking_budget=self.thinking_budget)
@@ -121,7 +140,7 @@ class ChatBody(Body):
             listed,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
-            options=self.template_options,
+            options=options,
         )
         return self.request(text, sampling)
 
@@ -156,9 +175,15 @@ class ChatWriter(OpenAIStream):
     """A writer of the answer of one call. Each call needs its own: a stream keeps its state in it."""
 
     def __init__(
-        self, body: ChatBody, envelope: Envelope, form: ToolFormat | None, thinking: ThinkingFormat | None = None
+        self,
+        body: ChatBody,
+        envelope: Envelope,
+        form: ToolFormat | None,
+        thinking: ThinkingFormat | None,
+        prompt: Callable[[Completion], list[dict[str, Any] | None]] | None = None,
     ) -> None:
         super().__init__(envelope)
+        self._prompt = prompt
         self._form = form
         self._thinking = thinking
         told_more = body.logprobs or body.return_token_ids or body.counts_on
@@ -169,9 +194,10 @@ class ChatWriter(OpenAIStream):
         self._begun: set[int] = set()
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
-        (done,) = completions
+        done, *scored = completions
+        beside = {"prompt_logprobs": self._prompt(scored[0])} if self._prompt is not None else {}
         choices = [self._choice(index, item) for index, item in enumerate(done.completions or [done])]
-        return {**self._envelope.of("chat.completion"), "choices": choices, "usage": usage_of([done.usage])}
+        return {**self._envelope.of("chat.completion"), "choices": choices, "usage": usage_of([done.usage]), **beside}
 
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
         """Yield the chunks of OpenAI's stream for `chunk`."""

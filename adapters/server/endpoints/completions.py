@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from graftlm.adapters.server.endpoints.body import Body
+from graftlm.adapters.server.endpoints.prompt_fields import needs_prompt_ids, prompt_ids, prompt_logprobs_of, scoring
 from graftlm.adapters.server.http.responses import OpenAIStream
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
-from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
@@ -49,7 +49,7 @@ class CompletionBody(Body):
     @property
     def needs_ids(self) -> bool:
         """True if the prompt's token ids are needed before it runs."""
-        return self.echo or self.return_token_ids
+        return self.echo or self.return_token_ids or needs_prompt_ids(self)
 
     def to_calls(self, runtime: Runtime) -> list[Call]:
         """Return one call for each prompt. Tokenises if `needs_ids`, so a thread should run it."""
@@ -62,15 +62,16 @@ class CompletionBody(Body):
         sampling = self.sampling(None if unlimited else max(limit, 1), logprobs=self.logprobs, **self.constraint())
         calls = []
         for prompt in self.prompts:
-            ids = runtime.processor.encode(prompt).ids.tolist() if self.needs_ids else None
-            echoed = prompt if isinstance(prompt, str) else runtime.tokenizer.decode(prompt) if self.echo else ""
+            ids = prompt_ids(self, runtime, prompt) if self.needs_ids else None
+            whole = isinstance(prompt, str) and self.truncate_prompt_tokens is None
+            echoed = prompt if whole else runtime.tokenizer.decode(ids or ()) if self.echo else ""
             call = Call(echoed if self.echo else "", ids)
             if limit:
                 call.generate = self.request(ids if ids is not None else prompt, sampling)
-            if self.echo and (self.logprobs is not None or not limit):
-                scored = SamplingParams(logprobs=True, top_logprobs=self.logprobs or 0, timeout=sampling.timeout)
+            if self.prompt_logprobs is not None or (self.echo and (self.logprobs is not None or not limit)):
                 assert ids is not None
-                call.score = Request(ids[:1], scored, namespace=self.namespace, score_ids=ids[1:] or ids[:1])
+                top = max(self.logprobs or 0, self.prompt_logprobs or 0)
+                call.score = scoring(ids, top, self.request(ids, sampling))
             calls.append(call)
         return calls
 
@@ -127,7 +128,12 @@ class CompletionWriter(OpenAIStream):
             prompt = self._prompt_logprobs(call, scored)
             usages.append(call.usage(written or scored))  # type: ignore[arg-type]
             items: list[Completion | None] = [*(written.completions or [written])] if written else [None] * self._n
-            choices += [self._choice(number * self._n + i, call, item, prompt) for i, item in enumerate(items)]
+            own = [self._choice(number * self._n + i, call, item, prompt) for i, item in enumerate(items)]
+            if self._body.prompt_logprobs is not None and scored is not None:
+                top = self._body.prompt_logprobs
+                told = prompt_logprobs_of(call.ids or (), scored, top)
+                own = [{**choice, "prompt_logprobs": told} for choice in own]
+            choices += own
         return {**self._envelope.of("text_completion"), "choices": choices, "usage": usage_of(usages)}
 
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
@@ -185,11 +191,13 @@ class CompletionWriter(OpenAIStream):
 
     def _prompt_logprobs(self, call: Call, scored: Completion | None) -> list[TokenLogprob] | None:
         """Return the log-probabilities of the prompt's tokens; the first has none."""
-        if scored is None or call.ids is None or self._body.logprobs is None:
+        if scored is None or call.ids is None or self._body.logprobs is None or not self._body.echo:
             return None
         rest = scored.logprobs or [] if len(call.ids) > 1 else []
         return [
-            replace(one, token_id=token_id) if one is not None else TokenLogprob(token_id, "", None)
+            replace(one, token_id=token_id, top=one.top[: self._body.logprobs], top_data=None)
+            if one is not None
+            else TokenLogprob(token_id, "", None)
             for token_id, one in zip(call.ids, [None, *rest], strict=True)
         ]
 

@@ -12,9 +12,20 @@ from starlette.routing import Route
 
 import graftlm
 from graftlm.adapters.server.http.errors import ApiError
+from graftlm.core.chat.thinking import ThinkingFormat
 
 if TYPE_CHECKING:
     from graftlm.adapters.server.app import Server
+    from graftlm.core.runtime import Runtime
+
+
+def abilities(runtime: Runtime) -> list[str]:
+    """Return what the model can do, in Ollama's words: "completion", and by its chat template further ones."""
+    tokenizer = runtime.tokenizer
+    if not tokenizer.has_chat_template:
+        return ["completion"]
+    thinks = ThinkingFormat.learn(tokenizer) is not None
+    return ["completion", "chat", "tools", *(["thinking"] if thinks else [])]
 
 
 def info_routes(server: Server) -> list[Route]:
@@ -22,18 +33,23 @@ def info_routes(server: Server) -> list[Route]:
     created = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
+        length = server.runtime.max_model_len
         named = {"id": name, "object": "model", "created": created, "owned_by": "graftlm"}
-        return {**named, "root": server.runtime.model_name, "max_model_len": server.runtime.max_model_len}
+        named |= {"root": server.runtime.model_name, "parent": server.model_names[0] if name in aliases else None}
+        return {**named, "max_model_len": length, "context_length": length, "capabilities": abilities(server.runtime)}
+
+    aliases = server.model_names[1:]
 
     async def models(http: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [card(name) for name in server.model_names]})
+        data = await asyncio.to_thread(lambda: [card(name) for name in server.model_names])
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(http: HttpRequest) -> Response:
         name = http.path_params["name"]
         if name not in server.model_names:
             message = f"the model {name!r} does not exist here; use {', '.join(server.model_names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return JSONResponse(card(name))
+        return JSONResponse(await asyncio.to_thread(card, name))
 
     async def health(http: HttpRequest) -> Response:
         reason = server.unavailable()

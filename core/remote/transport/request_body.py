@@ -107,6 +107,11 @@ def request_body(
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.allowed_token_ids is not None:
+        body["allowed_token_ids"] = list(sampling.allowed_token_ids)
+    for name in ("include_stop", "special_tokens"):
+        if getattr(sampling, name):
+            raise ConfigError(f"{name} needs a model in this process; leave it out for an endpoint")
     if (kind := constraint_kind(sampling)) is not None:
         body |= constraint_in(getattr(capabilities, kind), sampling)
     if stream:

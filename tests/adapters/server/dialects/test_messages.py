@@ -28,14 +28,14 @@ def claude(server: Served) -> Iterator[anthropic.Anthropic]:
 
 def ask(claude: anthropic.Anthropic, messages: list[Any] = ASK, **options: Any) -> Any:
     extra = {"temperature": 0, **options.pop("extra_body", {})}  # the SDK's current version has no such argument
-    body: dict[str, Any] = {"model": "sprout", "messages": messages, "max_tokens": 24, **options}
+    body: dict[str, Any] = {"model": "sprout", "messages": messages, "max_tokens": 48, **options}
     return claude.messages.create(**body, extra_body=extra)
 
 
 def test_a_message_is_the_answer_of_chat_completions(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
     answer = ask(claude, system="Answer briefly.")
     messages: list[Any] = [{"role": "system", "content": "Answer briefly."}, *ASK]
-    same = client.chat.completions.create(model="sprout", messages=messages, max_tokens=24, temperature=0)
+    same = client.chat.completions.create(model="sprout", messages=messages, max_tokens=48, temperature=0)
     assert answer.content[0].text == same.choices[0].message.content
     assert answer.stop_reason == ("end_turn" if same.choices[0].finish_reason == "stop" else "max_tokens")
     assert same.usage is not None
