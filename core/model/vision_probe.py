@@ -72,6 +72,13 @@ def add_vision(
     if loaded.lane == "serial":
         loaded.no_pictures = f"{loaded.name} reads no pictures in the serial lane: {loaded.lane_reason}"
         return
+    if (
+        config.strict
+        and loaded.device.type == "cuda"
+        and any(p.layout and p.layout.both_ways for p in reference.prompts)
+    ):
+        loaded.no_pictures = f"{loaded.name} reads no pictures with strict=True on a GPU: their tokens see later ones"
+        return
     memory = torch.cuda.get_device_properties(loaded.device).total_memory if loaded.device.type == "cuda" else 0
     max_bytes = config.media_cache_bytes or (memory // _GPU_SHARE if memory else _CPU_BYTES)
     loaded.vision = Vision(loaded.model, max_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from graftlm.kernels.attention import Attention, LayerSpec, PackedQKV
@@ -22,6 +23,7 @@ from graftlm.kernels.hopper.prompt_attention import PromptAttention
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.kv_store import CompactKV, Float8KV, KVStore
 from graftlm.kernels.latent import LatentHeads
+from graftlm.kernels.transfer import send
 from graftlm.kernels.wire_plan import WirePlan
 
 MAX_HEAD_DIM = 256
@@ -64,6 +66,8 @@ class TritonAttention(Attention):
         self._one_order = OneOrder(self.num_sms)
         self._has_latents = any(layer.latent for layer in store.layout)
         self._latent_step: LatentStep | None = None
+        self._plan: WirePlan | None = None  # of which some tokens see later ones
+        self._until: torch.Tensor | None = None
 
     def supports(self, layer: LayerSpec) -> str | None:
         if layer.num_heads % layer.num_kv_heads:
@@ -89,6 +93,7 @@ class TritonAttention(Attention):
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
         self._step, self._layout, self._cached, self._latent_step = step, layout, True, None
+        self._plan = self._until = None
         for path in self.paths:
             path.forget()
 
@@ -104,6 +109,10 @@ class TritonAttention(Attention):
             step = DeviceStep(rows, tokens, length, 0, self.device, num_splits=self.num_splits)
         layout = step.write(plan)
         self.bind(step, layout)
+        if plan.until is not None:
+            if self.strict:
+                raise NotImplementedError("a step in which tokens see later ones has no fixed order of sums")
+            self._plan, self._until = plan, send(plan.until.astype(np.int32), self.device)
         self._cached = bool(plan.past[0 if self._extends_only else layout.num_decode :].any())
         if self._has_latents:
             self._latent_step = LatentStep.of(plan, step, layout, strict=self.strict)
@@ -226,6 +235,9 @@ class TritonAttention(Attention):
             self._decode(layer, q[:num_decode], params, out=out[:num_decode])
         if num_decode == layout.num_rows:
             return out
+        if self._until_of(params) is not None:  # only this kernel lets a token see later ones
+            extend(slice(num_decode, layout.num_rows))
+            return out
         call = PrefillCall(layer, q, k, v, params, step, out, slice(num_decode, layout.num_rows), extend)
         for path in self.paths:
             if path.takes(call):
@@ -249,12 +261,17 @@ class TritonAttention(Attention):
         max_new = 1 if rows.stop <= layout.num_decode else layout.max_new
         exponents = self._exponents(layer)
         compact = CompactRows(exponents, k, v, self._cached) if exponents is not None else None
-        step_rows = ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), max_new)
+        until = self._until_of(params) if rows.stop > layout.num_decode else None
+        step_rows = ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), max_new, until)
         kv = self.store.k[layer], self.store.v[layer]
         if self.strict:
             self._one_order.attend(q, *kv, step_rows, params, scales=self._scales(layer), out=out)
         else:
             extend_attention(q, *kv, step_rows, params, scales=self._scales(layer), compact=compact, out=out)
+
+    def _until_of(self, params: AttentionParams) -> torch.Tensor | None:
+        """The tokens that each new one sees in a layer with this window; None if these are the earlier ones."""
+        return None if self._plan is None or self._plan.sees(params.window) is None else self._until
 
     def _indptr(self, rows: slice) -> torch.Tensor:
         """Where the new tokens of these rows are. int32 [number of rows + 1]"""

@@ -24,11 +24,11 @@ from graftlm.kernels.gpu.support import card_of
 
 @triton.jit
 def _see_masked(
-    queries, k, v, slots, first, end, last, position, window, m, total, acc, scale, softcap, k_step, v_step,
+    queries, k, v, slots, first, end, last, position, seen, window, m, total, acc, scale, softcap, k_step, v_step,
     D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, N: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, COMPACT: tl.constexpr,
 ):  # fmt: skip
-    """Let queries at `position` [M] see what they may of tokens [first, end), which end at `last`."""
+    """Let queries at `position` [M] see what they may of tokens [first, end): those before `seen` [M] and `last`."""
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
     for n in range(first, end, N):
         column = n + tl.arange(0, N)
@@ -36,7 +36,7 @@ def _see_masked(
         slot = (column if COMPACT else tl.load(slots + column, mask=in_range, other=0)).to(tl.int64)
         keys = tl.load(k + slot[:, None] * k_step + d[None, :], mask=in_range[:, None] & (d < D)[None, :], other=0.0)
         values = tl.load(v + slot[:, None] * v_step + e[None, :], mask=in_range[:, None] & (e < E)[None, :], other=0.0)
-        ok = in_range[None, :] & (column[None, :] <= position[:, None])
+        ok = in_range[None, :] & (column[None, :] < seen[:, None])
         if WINDOW:
             ok = ok & (column[None, :] > position[:, None] - window)
         m, total, acc = attend_block(queries, keys, values, ok, m, total, acc, scale, softcap, True, SOFTCAP, PRECISION)
@@ -48,11 +48,12 @@ def _see_masked(
 def _extend(
     q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, scale, softcap, window,
     q_token, q_head, k_slot, k_head, v_slot, v_head, table_row, out_token, out_head,
-    exponents, k_new, v_new, exponents_head, k_token, k_new_head, v_token, v_new_head,
+    exponents, k_new, v_new, until, exponents_head, k_token, k_new_head, v_token, v_new_head,
     GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr,
     PRECISION: tl.constexpr, COMPACT: tl.constexpr, CACHED: tl.constexpr, ASM: tl.constexpr,
+    UNTIL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries, KV head, row); the longest blocks first."""
     i, h, b = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -73,6 +74,9 @@ def _extend(
             other=0.0,
         )
         position = past + token
+        seen = position + 1
+        if UNTIL:
+            seen = tl.load(until + begin + token, mask=t_ok, other=0)
         m = tl.full([M], -1e30, tl.float32)
         total = tl.zeros([M], tl.float32)
         acc = tl.zeros([M, E_PAD], tl.float32)
@@ -101,19 +105,19 @@ def _extend(
             # from here on only the new tokens are seen, which lie one after the other
             k_all, k_step = k_new + begin.to(tl.int64) * k_token + h * k_new_head, k_token
             v_all, v_step = v_new + begin.to(tl.int64) * v_token + h * v_new_head, v_token
-            length, past, position = num_new, 0, token
+            length, past, position, seen = num_new, 0, token, seen - past
         else:
             k_all, k_step = k + h * k_head, k_slot
             v_all, v_step = v + h * v_head, v_slot
         first = 0
         last_token = past + ((i + 1) * M - 1) // GROUP
-        last = tl.minimum(length, last_token + 1)
+        last = tl.minimum(length, tl.max(seen) if UNTIL else last_token + 1)
         middle = (past + i * M // GROUP + 1) // N * N  # every query sees all before it, in so far as the window has it
         if WINDOW:
             first = tl.maximum(past + i * M // GROUP - window + 1, 0) // N * N
             low = tl.minimum(tl.cdiv(tl.maximum(last_token - window + 1, 0), N) * N, last)
             m, total, acc = _see_masked(
-                queries, k_all, v_all, slots, first, low, last, position, window, m, total, acc, scale, softcap,
+                queries, k_all, v_all, slots, first, low, last, position, seen, window, m, total, acc, scale, softcap,
                 k_step, v_step, D, D_PAD, E, E_PAD, N, WINDOW, SOFTCAP, PRECISION, COMPACT,
             )  # fmt: skip
             first = low
@@ -126,7 +130,7 @@ def _extend(
                 queries, keys, values, True, m, total, acc, scale, softcap, False, SOFTCAP, PRECISION
             )
         m, total, acc = _see_masked(
-            queries, k_all, v_all, slots, middle, last, last, position, window, m, total, acc, scale, softcap,
+            queries, k_all, v_all, slots, middle, last, last, position, seen, window, m, total, acc, scale, softcap,
             k_step, v_step, D, D_PAD, E, E_PAD, N, WINDOW, SOFTCAP, PRECISION, COMPACT,
         )  # fmt: skip
         if SCALED:
@@ -154,6 +158,8 @@ class ExtendRows:
     lens     int32 [num_rows]                 its tokens, the new ones included
     indptr   int32 [num_rows + 1]             where its new tokens are among the step's
     max_new  the most new tokens of a row
+    until    int32 [num_tokens]  the tokens of its sequence that each new token of the step sees, at least those up to
+                                 itself; None: those up to itself
     """
 
     table: torch.Tensor
@@ -161,6 +167,7 @@ class ExtendRows:
     lens: torch.Tensor
     indptr: torch.Tensor
     max_new: int
+    until: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +207,7 @@ def extend_attention(
     compact: CompactRows | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend each row's new tokens, causally, to all of the row's slots.
+    """Attend each row's new tokens to the row's slots, causally but for `step.until`.
 
     q  [num_tokens, num_heads, k_dim], k [num_slots, num_kv_heads, k_dim], v [num_slots, num_kv_heads, v_dim]
     -> [num_tokens, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32.
@@ -231,13 +238,13 @@ def extend_attention(
         params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0),
         out.stride(0), out.stride(1),
-        exponents, k_new, v_new, exponents.stride(0),
+        exponents, k_new, v_new, step.until if step.until is not None else step.indptr, exponents.stride(0),
         k_new.stride(0), k_new.stride(1), v_new.stride(0), v_new.stride(1),
         GROUP=group, D=k_dim, D_PAD=triton.next_power_of_2(k_dim),
         E=v_dim, E_PAD=triton.next_power_of_2(v_dim), M=tile.queries, N=tile.block,
         WINDOW=params.window is not None, SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,
         SCALED=scales is not None, PRECISION=precision(q.dtype), COMPACT=compact is not None,
-        CACHED=compact is not None and compact.cached, ASM=q.is_cuda,
+        CACHED=compact is not None and compact.cached, ASM=q.is_cuda, UNTIL=step.until is not None,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

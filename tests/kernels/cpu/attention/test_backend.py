@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,7 +43,9 @@ def reference(
         slots = torch.from_numpy(slots_of(row.extents, 0, row.kv_len))
         for i in range(row.num_new):
             last = row.past + i + 1
-            seen = slots[0 if window is None else max(last - window, 0) : last]
+            until = plan.sees(window)
+            end = last if until is None else int(until[row.start + i])
+            seen = slots[0 if window is None else max(last - window, 0) : end]
             for head in range(num_heads):
                 kv_head = head // (num_heads // num_kv_heads)
                 scores = keys[seen, kv_head] @ q[row.start + i, head].double() * scale
@@ -167,6 +171,14 @@ def test_softcap_and_sinks_agree_with_the_definition(plan: WirePlan, window: int
     check(plan, softcap=2.0, window=window)
     check(plan, sinks=True, window=window)
     check(plan, softcap=2.0, sinks=True, window=window)
+
+
+@pytest.mark.parametrize("windowed_only", [False, True])
+@pytest.mark.parametrize("window", [None, 9, 64])
+def test_tokens_may_see_to_the_end_of_their_span(window: int | None, windowed_only: bool) -> None:
+    plan = make_plan([(0, 1, (Extent(0, 1),)), (3, 3, (Extent(1, 7),)), (5, 30, (Extent(7, 20), Extent(30, 52)))])
+    until = np.array([1, 6, 6, 6, *range(6, 10), *[22] * 13, *range(23, 27), *[35] * 9])
+    check(replace(plan, until=until, until_windowed=windowed_only), window=window)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())

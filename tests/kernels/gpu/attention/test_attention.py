@@ -48,11 +48,14 @@ def scores_of(q, keys, scale: float, softcap: float | None) -> torch.Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
-def reference(q, keys, values, positions, *, scale, window=None, softcap=None, sinks=None) -> torch.Tensor:
-    """Attention of q [n, Hq, D] over one sequence's keys [N, Hkv, D] in float64; query i sees up to positions[i]."""
+def reference(q, keys, values, positions, *, scale, window=None, softcap=None, sinks=None, until=None) -> torch.Tensor:
+    """Attention of q [n, Hq, D] over one sequence's keys [N, Hkv, D] in float64; query i sees up to positions[i].
+
+    until  the number of tokens that query i sees instead
+    """
     scores = scores_of(q, keys, scale, softcap)
     column = torch.arange(len(keys), device=q.device)
-    hidden = column[None] > positions[:, None]
+    hidden = column[None] >= (positions + 1 if until is None else until)[:, None]
     if window is not None:
         hidden |= column[None] <= positions[:, None] - window
     scores = scores.masked_fill(hidden, float("-inf"))
@@ -185,6 +188,25 @@ def test_extend_equals_its_definition(shape, dtype, variant) -> None:
         here = slice(begin, begin + num)
         positions = torch.arange(length - num, length, device=DEVICE)
         expected = reference(q[here], *case.kv(i), positions, scale=scale, sinks=sinks, **options)
+        assert error(out[here], expected) < TOLERANCE[dtype]
+        begin += num
+
+
+@pytest.mark.parametrize("window", [None, 7, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_new_tokens_may_see_to_the_end_of_their_span(dtype, window) -> None:
+    case = Case([5, 70, 131], 4, 2, 64, 64, dtype)
+    new = [5, 1, 67]
+    q = case.queries(sum(new))
+    until = [5, 5, 5, 4, 5, 70, *range(65, 75), *[100] * 26, *range(101, 112), *[131] * 20]
+    step = ExtendRows(case.table, case.rows, case.ints(case.lens), case.ints([0, 5, 6, 73]), 67, case.ints(until))
+    out = extend_attention(q, case.k, case.v, step, AttentionParams(0.1, window))
+    begin = 0
+    for i, (length, num) in enumerate(zip(case.lens, new, strict=True)):
+        here = slice(begin, begin + num)
+        positions = torch.arange(length - num, length, device=DEVICE)
+        seen = case.ints(until)[here]
+        expected = reference(q[here], *case.kv(i), positions, scale=0.1, window=window, until=seen)
         assert error(out[here], expected) < TOLERANCE[dtype]
         begin += num
 
