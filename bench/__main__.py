@@ -21,6 +21,7 @@ GROUPS = {
     "serve": "the HTTP server beside the runtime in process, CPU time of a chunk, replicas on Ray",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",
+    "images": "pictures and videos in every family of vision models, beside transformers",
     "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",
 }
 OWN_MAIN = {
@@ -29,6 +30,7 @@ OWN_MAIN = {
     "workloads": "bench.workloads._suite",
     "sprout": "bench.sprout.evaluate",
     "gpu": "bench.gpu.compare",
+    "images": "bench.images",
 }
 """Groups with a command of their own in place of a table of cases."""
 

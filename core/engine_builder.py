@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from graftlm.core.engine import LocalEngine
+    from graftlm.core.execution.vision import Vision
     from graftlm.core.kv.tiers.loads import HostTier
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.model.qualify import AttentionFactory
@@ -64,6 +65,7 @@ class RunnerSpec:
     close           gives the model back in the state in which it was handed over
     num_states      slots for the states of sequences and cached prefixes; 0 for a model without layers with a state
     host_tier       host memory for evicted KV; None without
+    vision          the model's encoder of pictures; None for a model without
     no_pictures     the reason for which prompts with pictures are refused; None where they are read
     """
 
@@ -87,6 +89,7 @@ class RunnerSpec:
     close: Callable[[], None] = lambda: None
     num_states: int = 0
     host_tier: HostTier | None = None
+    vision: Vision | None = None
     no_pictures: str | None = None
 
 
@@ -205,6 +208,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         close=loaded.release,
         num_states=states,
         host_tier=host_tier(config, store, pool, max_tokens=loaded.max_model_len),
+        vision=loaded.vision,
         no_pictures=loaded.no_pictures,
     )
 

@@ -17,6 +17,7 @@ class Counters:
     computed_tokens  prompt tokens that were computed; a retracted request counts again when it is recomputed
     cached_tokens    prompt tokens taken from the prefix cache
     failed_steps     steps that raised; their sequences were rerun in parts, and sequences that failed alone ended
+    images           pictures and videos in the prompts of started requests, of `image_tokens` tokens
     drafted_tokens   draft tokens that were verified; `accepted_tokens` of them were accepted
     """
 
@@ -33,6 +34,8 @@ class Counters:
     failed_steps: int = 0
     cancelled: int = 0
     shared_prefix_steps: int = 0
+    images: int = 0
+    image_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     schedule_s: float = 0.0
@@ -76,6 +79,9 @@ class Stats(Counters):
     weights  the dtype that the model computes in, such as "bfloat16"; "" before the model is loaded
     kv       the format of keys and values: "bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"; "" before
     execution  how the model runs and why not faster: "paged, 32 of 32 layers fused", "serial: ..."; "" before
+    images_encoded  runs of the model's encoder, one for each picture that was not known; `image_bytes` of its outputs
+                    are kept
+    no_images  the reason for which pictures are refused; "" where they are read
     running, waiting  sequences of requests that are open
     open     the open requests; empty for an engine in another process
     tiers    by name ("host", "folder") the cache tiers that are configured
@@ -92,6 +98,9 @@ class Stats(Counters):
     weights: str = ""
     kv: str = ""
     execution: str = ""
+    images_encoded: int = 0
+    image_bytes: int = 0
+    no_images: str = ""
     running: int = 0
     waiting: int = 0
     open: list[OpenRequest] = field(default_factory=list)

@@ -42,7 +42,7 @@ class Vision:
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
         self.model, self.max_bytes = model, max_bytes
-        self.num_bytes = self.num_encoded = self.num_reused = 0
+        self.num_bytes = self.num_encoded = 0
         self._kept: OrderedDict[bytes, Features] = OrderedDict()
         self._inner: Any = model.model
         config: Any = model.config
@@ -62,9 +62,9 @@ class Vision:
         return made
 
     def forget(self) -> None:
-        """Drop all kept features."""
+        """Drop all kept features, and count from 0."""
         self._kept.clear()
-        self.num_bytes = 0
+        self.num_bytes = self.num_encoded = 0
 
     def _trim(self) -> None:
         while self.num_bytes > self.max_bytes and len(self._kept) > 1:

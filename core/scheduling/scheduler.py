@@ -196,6 +196,9 @@ class Scheduler:
         # tokens that a grammar forced after the prompt may be cached too; they are not part of it
         num_cached = sequence.progress.num_cached = min(num_reused, sequence.num_prompt_tokens)
         self.counters.prompt_tokens += sequence.num_prompt_tokens
+        for span in sequence.prompt.spans:
+            self.counters.images += span.values.first == 0
+            self.counters.image_tokens += span.stop - span.start
         self.counters.cached_tokens += num_cached
 
     # -- who runs ----------------------------------------------------------------------------------------------

@@ -1,0 +1,198 @@
+"""python -m bench images [FAMILY ...]: pictures and videos in every family of vision models, beside transformers.
+
+Random models in float32 answer the same questions through transformers' `generate` and through a runtime: one by one,
+in a batch, warm, in steps of 1, 7 and 64 tokens, over three turns, with videos, and from a small pool. The last columns
+are 24 questions about 3 pictures at once: cached prompt tokens relative to the same questions one by one, which is
+the best possible, encoder runs, and the time of a further question about a known picture relative to the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import graftlm as gl
+from graftlm.testing.random_vision import END, random_picture, random_vision_model, vision_families
+
+Messages = list[dict[str, Any]]
+Answer = tuple[list[int], int]
+
+COLUMNS = ("alone", "batch", "warm", "steps 1", "steps 7", "steps 64", "turns", "mixed", "video")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a row for each family; return 1 if any answer differs from that of transformers."""
+    parser = argparse.ArgumentParser("python -m bench images", description=__doc__.splitlines()[0])
+    parser.add_argument("families", nargs="*", help="all that can be built here, if none is named")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    print(f"{'':16}" + "".join(f"{name:>10}" for name in (*COLUMNS, "cached", "encoded", "further")))
+    failed = False
+    for family in given.families or vision_families():
+        try:
+            cells = _Family(family, given.device).row()
+        except Exception as error:
+            traceback.print_exc(limit=3)
+            cells = [f"{type(error).__name__}: {str(error)[:160]}"]
+        failed |= any("/" in cell and len(set(cell.split("/"))) > 1 for cell in cells) or len(cells) < len(COLUMNS)
+        print(f"{family:16}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
+    return int(failed)
+
+
+def ask(text: str, *pictures: Any, kind: str = "image") -> Messages:
+    """Return one user message with pictures or videos before its text."""
+    return [{"role": "user", "content": [*({"type": kind, kind: one} for one in pictures), _text(text)]}]
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+class _Family:
+    def __init__(self, family: str, device: str) -> None:
+        model, self.processor = random_vision_model(family)
+        self.model, self.device, self.family = model.to(device), device, family
+        self.a, self.b = random_picture(0), random_picture(1, 60, 90)
+
+    def runtime(self, **options: Any) -> gl.Runtime:
+        return gl.Runtime(self.model, tokenizer=self.processor, device=self.device, seed=0, **options)
+
+    def row(self) -> list[str]:
+        a, b = self.a, self.b
+        prompts = [ask("What is it?", a), ask("And its colour?", a), ask("What is it?", b), ask("Compare", a, b)]
+        prompts += [ask("Compare", b, a), ask("Twice", a, a), ask("No picture")]
+        expected = [self.own(prompt) for prompt in prompts]
+        turns = self.turns()
+        mixed, expected_mixed = self.mixed()
+        video = self.video()
+        cells: list[str] = []
+        with self.runtime() as runtime:
+            cells.append(_same([_answer(runtime, [p])[0] for p in prompts], expected))
+            runtime.clear_cache()
+            cells.append(_same(_answer(runtime, prompts), expected))
+            cells.append(_same(_answer(runtime, prompts), expected))
+            counts = [_answer(runtime, [prompt])[0] == answer for prompt, answer in turns]
+            of_video = (
+                "-" if video is None else _same([_answer(runtime, [p])[0] for p, _ in video], [x for _, x in video])
+            )
+        for step in (1, 7, 64):
+            with self.runtime(max_step_tokens=step) as runtime:
+                cells.append(_same([_answer(runtime, [p])[0] for p in prompts[1:5]], expected[1:5]))
+        cells.append(f"{sum(counts)}/{len(counts)}")
+        with self.runtime(
+            max_model_len=512, max_batch=4, max_step_tokens=48, cache=gl.CacheConfig(max_tokens=512)
+        ) as r:
+            cells.append(_same(_answer(r, mixed, 5), expected_mixed))
+        return [*cells, of_video, *self.reuse()]
+
+    def own(self, messages: Messages, max_tokens: int = 8) -> Answer:
+        """Return the tokens that transformers generates, and the number of the prompt's tokens."""
+        parts = [part for m in messages if not isinstance(m["content"], str) for part in m["content"]]
+        pictures = [part["image"] for part in parts if part["type"] == "image"]
+        videos = [part["video"] for part in parts if part["type"] == "video"]
+        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        nested = type(self.processor).__name__ in ("Idefics3Processor", "SmolVLMProcessor", "LlavaOnevisionProcessor")
+        given: dict[str, Any] = {"text": [text], "return_tensors": "pt"}
+        if pictures:
+            given["images"] = [pictures] if nested else pictures
+        if videos:
+            given |= {"videos": videos, "videos_kwargs": {"do_sample_frames": False, "return_metadata": True}}
+            given["videos_kwargs"]["video_metadata"] = [_metadata(video) for video in videos]
+        batch = self.processor(**given)
+        batch.pop("video_metadata", None)
+        if hasattr(self.model.model, "rope_deltas"):
+            self.model.model.rope_deltas = None
+        batch = {name: x.to(self.device) if hasattr(x, "to") else x for name, x in batch.items()}
+        num_prompt = batch["input_ids"].shape[1]
+        with torch.no_grad():
+            ids = self.model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)[0, num_prompt:].tolist()
+        return _before_end(ids), num_prompt
+
+    def turns(self) -> list[tuple[Messages, Answer]]:
+        """Return three turns of a chat with their answers; the third has a second picture."""
+        messages, found = ask("What is it?", self.a), []
+        for turn in range(3):
+            answer = self.own(messages)
+            found.append((list(messages), answer))
+            said = "".join(chr(65 + token % 26) for token in answer[0])
+            content = [*([{"type": "image", "image": self.b}] if turn == 1 else []), _text(f"And {turn}?")]
+            messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": content}]
+        return found
+
+    def mixed(self) -> tuple[list[Messages], list[Answer]]:
+        """Return random questions about pictures of one size with equal texts, among them some without a picture."""
+        rng = random.Random(0)
+        pictures = [random_picture(seed, 60, 60) for seed in range(5)]
+        prompts = [
+            ask(rng.choice(["What?", "Tell"]), *(rng.choice(pictures) for _ in range(rng.randrange(3))))
+            for _ in range(24)
+        ]
+        return prompts, [self.own(prompt, 5) for prompt in prompts]
+
+    def video(self) -> list[tuple[Messages, Answer]] | None:
+        """Return questions about a video, then with text and a picture; None if the family reads none here."""
+        if getattr(self.processor, "video_processor", None) is None or self.family == "smolvlm":
+            return None
+        import numpy as np
+
+        frames = np.stack([np.asarray(random_picture(100 + i, 84, 56)) for i in range(8)])
+        prompts = [ask("What happens?", frames, kind="video"), ask("And then?", frames, kind="video")]
+        return [(prompt, self.own(prompt, 6)) for prompt in prompts]
+
+    def reuse(self) -> list[str]:
+        pictures = [random_picture(seed, 320, 240) for seed in range(10, 13)]
+        with self.runtime() as runtime:
+            _answer(runtime, [ask("Warm up", self.a)])
+            runtime.reset_stats()
+            questions = [ask(f"{i}?", pictures[i % 3]) for i in range(24)]
+            runtime.generate(questions, max_tokens=4, temperature=0)
+            stats = runtime.stats()
+            encoded = stats.images_encoded - 1
+            runtime.clear_cache()
+            runtime.reset_stats()
+            for question in questions:
+                runtime.generate(question, max_tokens=4, temperature=0)
+            cached = stats.cached_tokens / max(runtime.stats().cached_tokens, 1)
+            seconds = []
+            new = random_picture(20, 640, 480)
+            for i in range(6):
+                started = time.perf_counter()
+                runtime.generate(ask(f"What {i}?", new), max_tokens=1, temperature=0)
+                seconds.append(time.perf_counter() - started)
+        return [f"{cached:.0%}", str(encoded), f"{min(seconds[1:]) / seconds[0]:.3f}x"]
+
+
+def _metadata(video: Any) -> Any:
+    from transformers.video_utils import VideoMetadata
+
+    count, height, width, _ = video.shape
+    return VideoMetadata(
+        total_num_frames=count,
+        fps=24.0,
+        width=width,
+        height=height,
+        duration=count / 24.0,
+        frames_indices=list(range(count)),
+    )
+
+
+def _answer(runtime: gl.Runtime, prompts: list[Messages], max_tokens: int = 8) -> list[Answer]:
+    done = runtime.generate(prompts, max_tokens=max_tokens, temperature=0)
+    return [(_before_end(one.token_ids), one.usage.prompt_tokens) for one in done]
+
+
+def _before_end(ids: Sequence[int]) -> list[int]:
+    found = list(ids)
+    return found[: found.index(END)] if END in found else found
+
+
+def _same(found: list[Answer], expected: list[Answer]) -> str:
+    return f"{sum(one == other for one, other in zip(found, expected, strict=True))}/{len(expected)}"
