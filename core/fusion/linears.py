@@ -91,7 +91,7 @@ def pack_quantised(model: nn.Module, fusions: Fusions, activations: Activations)
             if not isinstance(child, QuantisedLinear | QuantisedEmbedding):
                 continue
             weight = child.quantised
-            if not isinstance(weight, QuantisedWeight):
+            if not isinstance(weight, QuantisedWeight) or child._forward_hooks:
                 continue
             reason = problem(weight)
             if reason is None and isinstance(child, QuantisedEmbedding) and weight.order is not None:

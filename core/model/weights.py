@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from graftlm.core.fusion.linears import Fusions
+    from graftlm.core.tensor_parallel.shard_plan import ShardPart
 
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """safetensors' names of dtypes."""
@@ -129,7 +130,7 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     method = check_format(source, model_config(source, config)) if not config.trust_remote_code else None
     if method is not None and config.quantization is not None:
         raise _quantised_already(source, config)
-    if method in METHODS and (quantised := _read_quantised(source, config, device)) is not None:
+    if method in METHODS and (quantised := read_quantised(source, config, device)) is not None:
         return quantised
     options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
     if config.quantization is not None:
@@ -177,15 +178,19 @@ def _quantised_already(name: str, config: EngineConfig) -> ConfigError:
     )
 
 
-def _read_quantised(source: str, config: EngineConfig, device: torch.device) -> nn.Module | None:
+def read_quantised(
+    source: str, config: EngineConfig, device: torch.device, part: ShardPart | None = None
+) -> nn.Module | None:
     """Read a quantised checkpoint with its weights in the dtype of the model; None if these do not fit on a GPU.
 
     The packages of the formats may keep them packed there.
+
+    part  that is read of a model over several processes, which fits by itself
     """
     from graftlm.core.model.quantised.checkpoint import read_checkpoint
 
     hf_config = model_config(source, config)
-    described = _described(source, config, device)
+    described = _described(source, config, device) if part is None else None
     try:
         if described is not None:
             check_weights_fit(source, described, device)
@@ -201,7 +206,7 @@ def _read_quantised(source: str, config: EngineConfig, device: torch.device) -> 
     assert quantization is not None
     try:
         with progress_bars(shown=False):
-            return read_checkpoint(source, folder, hf_config, quantization, dtype, device)
+            return read_checkpoint(source, folder, hf_config, quantization, dtype, device, part)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"no model could be loaded from {source!r}: {why_not(source, error)}") from error
 

@@ -138,6 +138,13 @@ REDUCE = "graftlm_reduce"
 """The attribute of a module whose output is a part of a sum: a SumParts for code that does not call the module."""
 
 
+def move_sum(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Let a module that takes the place of another one sum its outputs too."""
+    new._forward_hooks.update(old._forward_hooks)
+    if hasattr(old, REDUCE):
+        setattr(new, REDUCE, getattr(old, REDUCE))
+
+
 def add_sum(module: torch.nn.Module, ranks: Ranks) -> None:
     """Sum the outputs of a module, which are parts of sums."""
 

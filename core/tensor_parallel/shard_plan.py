@@ -133,6 +133,33 @@ class ShardPlan:
         return {_end(name): piece for name, piece in self.pieces.items()}
 
 
+@dataclass(frozen=True)
+class ShardPart:
+    """The part of a rank in the weights of a checkpoint."""
+
+    plan: ShardPlan
+    rank: int
+
+    @property
+    def hf_config(self) -> Any:
+        return self.plan.hf_config
+
+    def weight(self, name: str, weight: Any) -> Any:
+        """Return the part of a Weight. Raises ValueError if its format cannot be cut there."""
+        piece, size = self.plan.piece(name), self.plan.size
+        if piece.cut not in ("columns", "rows"):
+            return weight
+        if piece.parts == 1:
+            return weight.shard(0 if piece.cut == "columns" else 1, self.rank, size)
+        each = weight.shape[0] // piece.parts
+        first, *others = (one.shard(0, self.rank, size) for one in weight.split([each] * piece.parts))
+        return first.concat(others)
+
+    def tensor(self, name: str, tensor: Any) -> torch.Tensor:
+        """Return the part of a tensor, or of a slice of safetensors."""
+        return self.plan.piece(name).of(tensor, self.rank, self.plan.size)
+
+
 def _end(name: str) -> str:
     """Return a name from its layer on: a checkpoint may have another prefix than the model."""
     return name[name.find("layers.") :] if "layers." in name else name

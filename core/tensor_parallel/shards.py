@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.errors import ModelError
+from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.hub import why_not
 from graftlm.core.model.description import model_config
-from graftlm.core.model.weights import choose_dtype, progress_bars, snapshot
+from graftlm.core.model.quantised.format_check import METHODS, check_format
+from graftlm.core.model.weights import choose_dtype, progress_bars, read_quantised, snapshot
 from graftlm.core.tensor_parallel.ranks import Ranks, add_sum
-from graftlm.core.tensor_parallel.shard_plan import ShardPlan
+from graftlm.core.tensor_parallel.shard_plan import ShardPart, ShardPlan
 
 
 def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
@@ -26,10 +27,19 @@ def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
 
     hf_config = model_config(source, config)
     plan = ShardPlan.of(source, hf_config, ranks.size)
+    part = ShardPart(plan, ranks.rank)
+    method = check_format(source, hf_config)
+    if method in METHODS:
+        loaded = read_quantised(source, config, ranks.device, part)
+        assert loaded is not None
+        add_sums(loaded, plan, ranks)
+        return loaded
+    if method is not None:
+        raise ConfigError(f"tensor_parallel is {ranks.size}, which {method!r} does not support; use tensor_parallel=1")
     dtype = _dtype(hf_config, config, ranks.device)
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
-        state = dict(_pieces(snapshot(source), plan, ranks, dtype))
+        state = dict(_pieces(snapshot(source), part, dtype))
         with progress_bars(shown=not config.quiet and sys.stderr.isatty()):
             read: Any = model_class.from_pretrained(
                 None, config=plan.hf_config, state_dict=state, dtype=dtype, output_loading_info=True
@@ -48,8 +58,8 @@ def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
 
         model.generation_config = GenerationConfig.from_pretrained(source)
     add_sums(model, plan, ranks)
-    loaded: nn.Module = model
-    return loaded
+    found: nn.Module = model
+    return found
 
 
 def add_sums(model: nn.Module, plan: ShardPlan, ranks: Ranks) -> None:
@@ -66,7 +76,7 @@ def _dtype(hf_config: Any, config: EngineConfig, device: torch.device) -> torch.
     return torch.float32 if half_on_cpu else dtype  # half precision has no fast matmul on CPUs
 
 
-def _pieces(folder: Path, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+def _pieces(folder: Path, part: ShardPart, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield this rank's part of every tensor."""
     from safetensors import safe_open
 
@@ -77,5 +87,5 @@ def _pieces(folder: Path, plan: ShardPlan, ranks: Ranks, dtype: torch.dtype) -> 
         file: Any
         with safe_open(str(path), "pt") as file:
             for name in file.keys():  # noqa: SIM118, a method of safetensors
-                part = plan.piece(name).of(file.get_slice(name), ranks.rank, ranks.size)
-                yield name, part.to(dtype) if part.is_floating_point() else part
+                tensor = part.tensor(name, file.get_slice(name))
+                yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,9 @@ from graftlm.core.model.quantised.format_check import check_unexpected
 from graftlm.core.model.quantised.formats import Unread, mxfp4, read_layer, unreadable
 from graftlm.core.model.quantised.held import HeldWeights
 from graftlm.kernels.quantised_weight import QuantisedWeight
+
+if TYPE_CHECKING:
+    from graftlm.core.tensor_parallel.shard_plan import ShardPart
 
 _PART = re.compile(
     r"(?P<layer>.+?)(?:\.weight:|\.)(?P<part>weight_packed|weight_scale_inv|weight_scale_2|weight_scale|weight_shape"
@@ -40,10 +43,12 @@ def read_checkpoint(
     quantization: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device,
+    part: ShardPart | None = None,
 ) -> nn.Module:
     """Return the model of a folder of safetensors files: weights in `dtype`, or codes that `device` multiplies.
 
     quantization  the quantization_config with its quant_method
+    part  that is read of a model over several processes
     Raises ModelError for tensors that are missing, or that belong to no supported format.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -51,13 +56,16 @@ def read_checkpoint(
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     if hasattr(hf_config, "quantization_config"):
         del hf_config.quantization_config
+    own_config = hf_config if part is None else part.hf_config
+    if hasattr(own_config, "quantization_config"):
+        del own_config.quantization_config
     with torch.device("meta"):
         described = model_class(hf_config)
     shapes = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
     held = HeldWeights(described, device, dtype)
-    state = dict(_state(source, folder, quantization, shapes, held, dtype))
+    state = dict(_state(source, folder, quantization, shapes, held, dtype, part))
     read: Any = model_class.from_pretrained(
-        None, config=hf_config, state_dict=state, dtype=dtype, output_loading_info=True
+        None, config=own_config, state_dict=state, dtype=dtype, output_loading_info=True
     )
     model, report = read
     check_unexpected(source, report["unexpected_keys"], None)
@@ -80,8 +88,9 @@ def _state(
     shapes: Mapping[str, tuple[int, ...]],
     held: HeldWeights,
     dtype: torch.dtype,
+    part: ShardPart | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of all files by the names of plain weights."""
+    """Yield the weights of all files by the names of plain weights, or their part."""
     files = _TensorFiles(folder)
     layers: dict[str, dict[str, str]] = {}
     experts: dict[str, dict[str, str]] = {}
@@ -98,17 +107,20 @@ def _state(
         try:
             tensors = {part: files.read(name) for part, name in parts.items() if part != "weight_format"}
             weight = read_layer(tensors, quantization, shapes.get(f"{layer}.weight"), dtype)
+            weight = weight if part is None else part.weight(f"{layer}.weight", weight)
         except (Unread, KeyError, ValueError) as error:
             raise unreadable(source, layer, error) from error
         place = held.keep(f"{layer}.weight", weight)
         yield f"{layer}.weight", place if place is not None else weight.dense()
+    if experts and part is not None:
+        raise unreadable(source, next(iter(experts)), "experts in MXFP4 are not cut over several processes")
     yield from _experts(files, experts, held, dtype)
     for name in files.names:
         if name not in taken and not _UNUSED.fullmatch(name):
             tensor = files.read(name)
             if not tensor.is_floating_point() or tensor.element_size() < 2:
                 raise unreadable(source, name, f"it is {tensor.dtype} without a scale")
-            yield name, tensor
+            yield name, tensor if part is None else part.tensor(name, tensor)
 
 
 def _experts(

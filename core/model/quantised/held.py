@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graftlm.core.tensor_parallel.ranks import move_sum
 from graftlm.kernels.codes.expert_codes import ExpertCodes, put_experts
 from graftlm.kernels.codes.tiled_weight import coded_problem, problem as codes_problem, runs_on
 from graftlm.kernels.cpu.linear.quantised_panels import problem
@@ -112,4 +113,5 @@ def _plain(module: Any, tables: dict[int, nn.Parameter]) -> nn.Module:
         return table.eval()
     plain = nn.Linear(k, n, bias=False, device="meta")
     plain.weight, plain.bias = values, module.bias
+    move_sum(module, plain)
     return plain.eval()
