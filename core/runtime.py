@@ -221,6 +221,11 @@ class Runtime:
         return self._source.max_model_len
 
     @property
+    def reads_pictures(self) -> bool | None:
+        """Whether the model's configuration has a part for pictures; None for an endpoint, which does not say."""
+        return self._source.reads_pictures if isinstance(self._source, ModelSource) else None
+
+    @property
     def fingerprint(self) -> str:
         """Equal for equal weights, tokenizer and precision; fit for cache keys. Reads no whole weight file."""
         return self._source.fingerprint

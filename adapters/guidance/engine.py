@@ -29,9 +29,10 @@ from graftlm.adapters.guidance.parser import Parser
 from graftlm.adapters.guidance.prompt import Known, PromptTokens
 from graftlm.adapters.guidance.scores import Scores
 from graftlm.adapters.guidance.streaming import cancelled_with_reader
+from graftlm.core.chat.messages import ImagePart
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import vocabulary_of
-from graftlm.core.errors import GrammarError, RequestTooLong
+from graftlm.core.errors import ConfigError, GrammarError, RequestTooLong
 from graftlm.core.grammar.cache import compile_cached
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.nodes import nodes
@@ -66,9 +67,10 @@ class Grammar:
 
 
 class GraftState(EngineState):
-    """The transcript; `known` are the ids of a prefix of it."""
+    """The transcript; `known` are the ids of a prefix of it, `media` the pictures whose markers it holds, in order."""
 
     known: Known = Known()
+    media: tuple[ImagePart, ...] = ()
 
 
 @dataclass
@@ -147,7 +149,10 @@ class GraftEngine(Engine):
         self, state: EngineState, grammar: str | Grammar, ensure_bos_token: bool, sampling_params: Any, step_config: Any
     ) -> Generator[EngineResponse, None, TokenUsage]:
         """Run `__call__` without the handling of cut characters."""
+        media = state.media if isinstance(state, GraftState) else ()
         if step_config is not None or self.get_logits_replaced:
+            if media:
+                raise ConfigError("guidance's own loop reads no pictures; leave out the step configuration")
             text = grammar if isinstance(grammar, str) else grammar.text
             usage: TokenUsage = yield from super().__call__(state, text, ensure_bos_token, sampling_params, step_config)
             return usage
@@ -159,7 +164,7 @@ class GraftEngine(Engine):
         given = [self._token(token_id, is_input=True) for token_id in first]
         yield from self._responses(parser, scores, deque(), given=given)
         while not parser.stopped:
-            yield from self._stream(parser, scores, sampling_params, usage)
+            yield from self._stream(parser, scores, (sampling_params, media), usage)
         parser.check_end()
         usage.total_latency_ms += (time.monotonic() - started) * 1000
         return usage
@@ -174,9 +179,9 @@ class GraftEngine(Engine):
         self._gather(parser, scores, deque(), written)
         while not parser.stopped:
             began = time.monotonic()
-            request = self._request(parser, sampling_params)
-            done = self.runtime.complete(request)
-            self._settle(parser, request, done)
+            num_given = len(parser.tokens)
+            done = self.runtime.complete(self._request(parser, sampling_params, state.media))
+            self._settle(parser, num_given, done)
             self._gather(parser, scores, deque(done.logprobs or ()), written)
             _count(written.usage, parser, done, (time.monotonic() - began) * 1000)
         parser.check_end()
@@ -257,10 +262,13 @@ class GraftEngine(Engine):
         return grammar
 
     def _stream(
-        self, parser: Parser | FsmParser, scores: Scores, sampling_params: Any, usage: TokenUsage
+        self, parser: Parser | FsmParser, scores: Scores, options: tuple[Any, tuple[ImagePart, ...]], usage: TokenUsage
     ) -> Iterator[EngineResponse]:
-        """Run one request until the end of the text, or until the parser backtracks."""
-        request = self._request(parser, sampling_params)
+        """Run one request until the end of the text, or until the parser backtracks.
+
+        options  guidance's sampling parameters, and the pictures of the prompt
+        """
+        num_given, request = len(parser.tokens), self._request(parser, *options)
         began = time.monotonic()
         logprobs: deque[TokenLogprob] = deque()
         num_read = 0
@@ -271,7 +279,7 @@ class GraftEngine(Engine):
                 yield from self._responses(parser, scores, logprobs, up_to=num_read)
             done = chunks.completion
         assert done is not None
-        self._settle(parser, request, done)
+        self._settle(parser, num_given, done)
         yield from self._responses(parser, scores, logprobs)
         _count(usage, parser, done, (time.monotonic() - began) * 1000)
 
@@ -287,21 +295,29 @@ class GraftEngine(Engine):
                 written.captures.append((captures, scores.of(captures)))
         parser.steps.clear()
 
-    def _request(self, parser: Parser | FsmParser, sampling_params: Any) -> Request:
+    def _request(self, parser: Parser | FsmParser, sampling_params: Any, media: tuple[ImagePart, ...]) -> Request:
         """Build the request that continues the parser's text, with the parser as its constraint."""
-        request = Request(parser.tokens.copy(), self._sampling(parser, sampling_params))
+        prompt: Any = parser.tokens.copy()
+        if media:
+            processor = self.runtime.tokenizer.media
+            assert processor is not None
+            prompt = processor.between(prompt, media)
+        request = Request(prompt, self._sampling(parser, sampling_params))
         parser.run_in(request)
         return request
 
-    def _settle(self, parser: Parser | FsmParser, request: Request, done: Completion) -> None:
-        """Report an end that the parser did not see: an end-of-text token, or the context length."""
+    def _settle(self, parser: Parser | FsmParser, num_given: int, done: Completion) -> None:
+        """Report an end that the parser did not see: an end-of-text token, or the context length.
+
+        num_given  tokens of the parser before the request
+        """
         if parser.finished:
             return
         if isinstance(done.stop, int):
-            if len(request.prompt) + len(done.token_ids) > len(parser.tokens):
+            if num_given + len(done.token_ids) > len(parser.tokens):
                 parser.end_of_text(done.stop)  # otherwise the grammar forced that token and continues after it
             return
-        length = len(request.prompt) + len(done.token_ids)
+        length = done.usage.prompt_tokens + len(done.token_ids)
         remedy = "" if self.runtime.config.max_model_len is None else " or raise max_model_len"
         raise RequestTooLong(
             f"the text is {length:,} tokens and the grammar goes on, the context is {self.runtime.max_model_len:,}; "

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any, Self
 
 from graftlm.adapters.guidance.engine import GraftEngine, GraftState, Grammar
 from graftlm.adapters.guidance.lowering import leading_text
-from guidance._ast import GrammarNode, ImageUrl, LiteralNode, RoleEnd, RoleStart
+from graftlm.core.chat.messages import ImagePart, described
+from guidance._ast import GrammarNode, ImageBlob, ImageUrl, LiteralNode, RoleEnd, RoleStart
 from guidance.models._base._interpreter import UnsupportedNodeError
 from guidance.models._base._model import _event_queues
 from guidance.models._engine import EngineInterpreter
 from guidance.models._engine._interpreter import recode_special_tokens
-from guidance.trace import OutputAttr, TextOutput
+from guidance.trace import ImageOutput, OutputAttr, TextOutput
 
 
 class _Handed:
@@ -90,11 +92,25 @@ class GraftInterpreter(EngineInterpreter):
                         name, value.decode(errors="ignore"), log_prob=scores[name], is_append=False
                     )
 
+    def image_blob(self, node: ImageBlob, **kwargs: Any) -> Iterator[OutputAttr]:
+        yield from self._picture(ImagePart(b64decode(node.data)), ImageOutput(value=node.data, is_input=True))
+
     def image_url(self, node: ImageUrl, **kwargs: Any) -> Iterator[OutputAttr]:
-        raise UnsupportedNodeError(interpreter=self, node=node)  # before it is downloaded
+        """Append a picture that is fetched if the runtime has `media_urls`."""
+        yield from self._picture(ImagePart(node.url), TextOutput(value="", is_input=True))
+
+    def _picture(self, part: ImagePart, shown: OutputAttr) -> Iterator[OutputAttr]:
+        media = self.engine.runtime.tokenizer.media
+        if media is None:
+            raise UnsupportedNodeError(interpreter=self, node=ImageUrl(described(part.image)))
+        media.load([part])  # a broken picture is an error here; the item is kept
+        self.state.media = (*self.state.media, part)
+        self.state.prompt += media.fragment("image")
+        yield shown
 
     def __str__(self) -> str:
-        return f"a GraftModel over {self.engine.runtime.model_name!r}, which reads text only,"
+        reads = "text only" if self.engine.runtime.tokenizer.media is None else "text and images"
+        return f"a GraftModel over {self.engine.runtime.model_name!r}, which reads {reads},"
 
     def _append(self, text: str) -> Iterator[OutputAttr]:
         self.state.prompt += text

@@ -127,6 +127,15 @@ class GraftSettings(BaseModel):
         except GraftError:  # an endpoint or a plugin without a known context length
             return None
 
+    def _reads_pictures(self) -> bool | None:
+        """Return whether the model reads pictures; None if it is unknown, or would need a download."""
+        if self.runtime is None and not (self.model_name == "sprout" or os.path.exists(self.model_name)):
+            return None
+        try:
+            return self.runtime_for().reads_pictures
+        except GraftError:
+            return None
+
     def _options_for_cache_key(self) -> dict[str, Any]:
         options = {name: str(value) for name, value in self.runtime_options.items()}
         return {"base_url": self.base_url, **options} if self.base_url else options

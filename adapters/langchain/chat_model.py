@@ -62,9 +62,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     def _resolve_model_profile(self) -> ModelProfile:
         profile = ModelProfile(
             text_inputs=True,
-            image_inputs=False,
             audio_inputs=False,
-            video_inputs=False,
             pdf_inputs=False,
             text_outputs=True,
             tool_calling=True,
@@ -72,6 +70,8 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
             structured_output=True,
             reasoning_output=False,
         )
+        if (reads := self._reads_pictures()) is not None:
+            profile |= ModelProfile(image_inputs=reads, image_url_inputs=False, video_inputs=reads)
         length = self._known_context_length()
         if length is not None:
             profile["max_input_tokens"] = profile["max_output_tokens"] = length

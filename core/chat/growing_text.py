@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graftlm.core.prompt_input import PromptInput, Span
 from graftlm.core.text.detokenizer import MAX_UNFINISHED, unfinished_bytes
 from graftlm.core.text.processor import TextProcessor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from graftlm.core.chat.messages import ImagePart, VideoPart
     from graftlm.core.text.tokenizer import Tokenizer
 
 
@@ -30,6 +32,8 @@ class GrowingText:
         self.text = ""
         self._ids = np.zeros(0, dtype=np.int32)  # of the text before `_pending`
         self._pending = ""
+        self._parts: tuple[ImagePart | VideoPart, ...] = ()  # whose markers `_pending` holds, in order
+        self._spans: tuple[Span, ...] = ()  # of `_ids`
 
     def copy(self) -> GrowingText:
         return copy(self)
@@ -38,6 +42,10 @@ class GrowingText:
         """Append constant text."""
         self.text += text
         self._pending += text
+
+    def expect_media(self, part: ImagePart | VideoPart) -> None:
+        """Announce a picture or a video; the text that the chat template writes for it follows as constant text."""
+        self._parts += (part,)
 
     def write_generated(self, tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> None:
         """Append an output that the model generated after `tokens()`."""
@@ -59,7 +67,9 @@ class GrowingText:
             self._drop_unfinished(tokenizer)
         if not self._pending and len(self._ids):
             return self._ids
-        if len(self._ids):
+        if self._parts:
+            self._put_media(tokenizer)
+        elif len(self._ids):
             self._extend(tokenizer.encode_continuation(self._pending))
         elif self._pending:
             self._ids = TextProcessor(tokenizer).encode(self._pending).ids  # reuses the ids of prefixes seen before
@@ -68,12 +78,32 @@ class GrowingText:
         self._pending = ""
         return self._ids
 
+    def prompt(self, tokenizer: Tokenizer, *, whole: bool = False) -> PromptInput:
+        """Return the prompt of the whole text, with its pictures. The arguments are those of `tokens`."""
+        ids = self.tokens(tokenizer, whole=whole)
+        return PromptInput(ids) if tokenizer.media is None else tokenizer.media.prompt(ids, self._spans)
+
+    def _put_media(self, tokenizer: Tokenizer) -> None:
+        """Tokenise constant text with pictures. Raises ConfigError for one that cannot be read."""
+        media = tokenizer.media
+        assert media is not None
+        behind = len(self._ids)
+
+        def encode(text: str) -> NDArray[np.int32]:
+            ids = tokenizer.encode_continuation(text) if behind else TextProcessor(tokenizer).encode(text).ids
+            return np.asarray(ids, np.int32)
+
+        ids, spans = media.ids(self._pending, media.load(self._parts), encode, offset=behind)
+        self._extend(ids.tolist())
+        self._spans += spans
+        self._parts = ()
+
     def fix_all_but_last(self, tokenizer: Tokenizer) -> None:
         """Tokenise the text except for its last token, which the text that follows may change."""
         if not self._pending:
             return
         ids = self.tokens(tokenizer)
-        last = tokenizer.whole_text(int(ids[-1])) if len(ids) > 1 else None
+        last = tokenizer.whole_text(int(ids[-1])) if len(ids) > 1 and ids[-1] >= 0 else None
         if last:
             self._ids, self._pending = ids[:-1], last
 

@@ -55,15 +55,19 @@ class MediaRun(NamedTuple):
 
 
 class MediaText(str):
-    """A rendered prompt with one marker for each of `parts`, in order."""
+    """A rendered prompt with one marker for each of `parts`, in order.
 
-    __slots__ = ("parts",)
+    places  the place of each part, such as "message 2", for errors
+    """
+
+    __slots__ = ("parts", "places")
     parts: tuple[ImagePart | VideoPart, ...]
+    places: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str, parts: Sequence[ImagePart | VideoPart]) -> MediaText:
+    def of(cls, text: str, parts: Sequence[ImagePart | VideoPart], places: Sequence[str] = ()) -> MediaText:
         made = cls(text)
-        made.parts = tuple(parts)
+        made.parts, made.places = tuple(parts), tuple(places)
         return made
 
 

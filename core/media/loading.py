@@ -186,7 +186,7 @@ def read_source(source: Any, kind: str, limit: int, limits: MediaLimits, allow_u
             if not allow_urls:
                 raise ConfigError(
                     f"the {kind} is the URL {shortened(source)}, and none is fetched; give its bytes or a path, or "
-                    "allow_urls=True"
+                    "set media_urls=True (allow_urls=True of load_image)"
                 )
             from graftlm.core.media.access import fetch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Part = ImagePart | VideoPart
 
-_THREADS = 4
+_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Threads that decode and process the pictures of a batch. Pillow and torch release the GIL."""
 
 _HOST_BYTES = 1 << 28
@@ -109,12 +110,22 @@ class MediaProcessor:
 
     # -- items -------------------------------------------------------------------------------------------------
 
-    def load(self, parts: Sequence[Part]) -> list[MediaItem]:
-        """Return the item of each part. Raises ConfigError for one that cannot be read."""
+    def load(self, parts: Sequence[Part], places: Sequence[str] = ()) -> list[MediaItem]:
+        """Return the item of each part. Raises ConfigError for one that cannot be read.
+
+        places  the place of each part, such as "message 2", for errors
+        """
         several = self.hf.several_differ and sum(isinstance(part, ImagePart) for part in parts) > 1
-        if len(parts) > 1:
-            return list(self._pool.map(partial(self.item, among_several=several), parts))
-        return [self.item(part) for part in parts]
+        read = partial(self._item_at, among_several=several)
+        given = [(part, places[i] if places else "") for i, part in enumerate(parts)]
+        return list(self._pool.map(read, given)) if len(parts) > 1 else [read(one) for one in given]
+
+    def _item_at(self, given: tuple[Part, str], among_several: bool) -> MediaItem:
+        part, place = given
+        try:
+            return self.item(part, among_several=among_several)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}" if place else str(error)) from error
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -142,7 +153,8 @@ class MediaProcessor:
     def _video(self, part: VideoPart) -> MediaItem:
         if self.hf.markers["video"] is None or getattr(self.hf.hf, "video_processor", None) is None:
             raise ConfigError("this model reads no videos here; give pictures")
-        video = load_video(part.video, part.num_frames, limits=self._config.media, fps=part.fps)
+        limits, urls = self._config.media, self._config.media_urls
+        video = load_video(part.video, part.num_frames, limits=limits, allow_urls=urls, fps=part.fps)
         times = repr((video.frames.shape, video.fps, video.num_total, video.indices.tolist()))
         digest = self._digest("video", (times,), video.frames.tobytes())
         return self._kept(digest, lambda: self.hf.video(video))
@@ -199,6 +211,17 @@ class MediaProcessor:
             kind, digest, processed.text, processed.ids, count, self.placeholders[kind], processed.inputs, alone
         )
 
+    def fragment(self, kind: Kind) -> str:
+        """Return the text that the chat template writes for a picture or a video inside a user's turn.
+
+        Raises: ConfigError if it writes none.
+        """
+        text = self.hf.fragment(kind) if self.hf.markers[kind] is not None else ""
+        if not text:
+            noun = "a picture" if kind == "image" else "a video"
+            raise ConfigError(f"the model's chat template has no place for {noun}; leave it out")
+        return text
+
     # -- prompts -----------------------------------------------------------------------------------------------
 
     def text(self, messages: Iterable[Message], render: Callable[[], str]) -> MediaText:
@@ -210,6 +233,8 @@ class MediaProcessor:
         messages = list(messages)
         parts = media_parts(messages)
         markers = [self.hf.markers[kind_of(part)] for part in parts]
+        places = [f"message {index}" for index, message in enumerate(messages) for _ in media_parts([message])]
+        self._check_counts(parts, places)
         for part, marker in zip(parts, markers, strict=True):
             if marker is None:
                 raise ConfigError(f"the model's chat template has no place for {_a(part)}; leave it out")
@@ -227,7 +252,17 @@ class MediaProcessor:
                 f"the chat template wrote {len(found)} pictures and videos of {len(parts)}; put them into messages "
                 "of the user"
             )
-        return MediaText.of(text, parts)
+        return MediaText.of(text, parts, places)
+
+    def _check_counts(self, parts: Sequence[Part], places: Sequence[str]) -> None:
+        limits = self._config.media
+        for kind, most, noun in ((ImagePart, limits.max_images, "images"), (VideoPart, limits.max_videos, "videos")):
+            found = [place for part, place in zip(parts, places, strict=True) if isinstance(part, kind)]
+            if len(found) > most:
+                raise ConfigError(
+                    f"{found[most]} holds number {most + 1} of {len(found)} {noun}; the limit of a request is {most}: "
+                    f"send fewer, or raise max_{noun}"
+                )
 
     @cached_property
     def _marker_texts(self) -> list[str]:
@@ -240,7 +275,7 @@ class MediaProcessor:
 
     def encode(self, text: MediaText, encode_text: Callable[[str], NDArray[np.int32]]) -> PromptInput:
         """Tokenise a rendered prompt and put its pictures in. encode_text: a whole prompt to ids"""
-        ids, spans = self.ids(text, self.load(text.parts), encode_text)
+        ids, spans = self.ids(text, self.load(text.parts, text.places), encode_text)
         return self.prompt(ids, spans)
 
     def ids(
@@ -259,6 +294,22 @@ class MediaProcessor:
         else:
             whole = "".join(x for pair in zip(pieces, [*(i.text for i in items), ""], strict=True) for x in pair)
             ids = encode_text(whole)
+        return self._placed(ids, items, offset)
+
+    def between(self, ids: Sequence[int], parts: Sequence[Part]) -> PromptInput:
+        """Return the prompt of token ids that hold the marker of each of `parts`, in order.
+
+        Raises: ConfigError for another number of markers, and for a model whose pictures change the text around them.
+        """
+        items = self.load(parts)
+        if not all(item.alone for item in items):
+            raise ConfigError("this model writes text around its pictures, which cannot be put between token ids")
+        found = self._spliced(np.asarray(ids, np.int32), items)
+        return self.prompt(*self._placed(found, items, 0))
+
+    def _placed(
+        self, ids: NDArray[np.int32], items: Sequence[MediaItem], offset: int
+    ) -> tuple[NDArray[np.int32], tuple[Span, ...]]:
         try:
             return place(ids, items, list(self.placeholders.values()), offset)
         except ValueError as error:
@@ -268,6 +319,8 @@ class MediaProcessor:
         """Put the ids of items in place of the markers' ids."""
         convert = self.hf.hf.tokenizer.convert_tokens_to_ids
         cuts = np.flatnonzero(np.isin(ids, [convert(marker) for marker in self._marker_texts]))
+        if len(cuts) != len(items):
+            raise ConfigError(f"the text has {len(cuts)} markers of pictures for {len(items)} pictures")
         pieces: list[NDArray[np.int32]] = []
         last = 0
         for cut, item in zip(cuts, items, strict=True):

@@ -96,6 +96,13 @@ def model_config(model: Any, config: EngineConfig) -> Any:
         raise ModelError(f"no configuration could be read from {source!r}: {why_not(source, error)}") from error
 
 
+def describes_vision(model: Any, config: EngineConfig) -> bool:
+    """Return True if a model's configuration has a part for pictures. Reads one file at most."""
+    if isinstance(model, nn.Module):
+        return getattr(model.config, "vision_config", None) is not None
+    return _has_vision(resolve(model, revision=config.revision))
+
+
 def load_tokenizer(model: Any, given: Any, config: EngineConfig) -> Tokenizer:
     """Return the tokenizer that goes with a model name, folder or loaded model, without reading weights."""
     if isinstance(model, nn.Module):

@@ -80,6 +80,13 @@ class ModelSource:
 
         return context_length(self.model, self.config)
 
+    @cached_property
+    def reads_pictures(self) -> bool:
+        """Return True if the model's configuration has a part for pictures."""
+        from graftlm.core.model.description import describes_vision
+
+        return describes_vision(self.model, self.config)
+
     @property
     def fingerprint(self) -> str:
         """Return a digest of weights, tokenizer and precision without reading whole weight files."""

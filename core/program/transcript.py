@@ -64,9 +64,18 @@ class Transcript:
         self._text.write(text)
 
     def write_media(self, part: ImagePart | VideoPart, model_name: str = "the model") -> None:
-        """Append a picture or a video. Raises ConfigError, with the model's name, if the model reads text only."""
-        kinds = "images" if isinstance(part, ImagePart) else "videos"
-        raise ConfigError(f"{model_name} reads text only, not {kinds}; use a model that sees")
+        """Append a picture or a video to the open turn of a user, or to a text without turns.
+
+        Raises: ConfigError, with the model's name, if the model reads text only; elsewhere in a chat.
+        """
+        noun = "image" if isinstance(part, ImagePart) else "video"
+        media = self._tokenizer.media
+        if media is None:
+            raise ConfigError(f"{model_name} reads text only, not {noun}s; use a model that sees")
+        if self._chat is not None and not (self._chat.open and self._chat.messages[-1]["role"] == "user"):
+            raise ConfigError(f"the {noun} stands outside of a user's turn; put it into gl.user")
+        self._text.expect_media(part)
+        self.write(media.fragment("image" if noun == "image" else "video"))
 
     def begin(self, role: str) -> None:
         """Open a turn."""
@@ -103,10 +112,10 @@ class Transcript:
                 "the chat template of this model writes a system message inside the next turn, "
                 "so the model cannot write in it; begin a user turn first"
             )
-        ids = self._text.tokens(self._tokenizer, whole=whole)
-        if not len(ids):
+        prompt = self._text.prompt(self._tokenizer, whole=whole)
+        if not len(prompt):
             raise ConfigError("the model was called before there was any text; append a prompt first")
-        return PromptInput(ids)
+        return prompt
 
     def write_generated(self, completion: Completion) -> None:
         """Append the output that the model generated after `prompt()`."""

@@ -117,7 +117,7 @@ NO_PICTURE: dict[str, tuple[object, str]] = {
     "scans": (encoded(kind="JPEG")[:-2] + b"\xff\xda" * 80, "81 scans; the limit is 64"),
     "no comma": ("data:image/png;base64", "without a comma"),
     "no base64": ("data:image/png;base64,????", "broken base64"),
-    "url": ("https://example.com/a.png", "none is fetched; give its bytes or a path, or allow_urls=True"),
+    "url": ("https://example.com/a.png", "none is fetched; give its bytes or a path, or set media_urls=True"),
     "no file": ("/nowhere/a.png", "is no file"),
     "a name with a null": ("a\0b", "is no file"),
     "device": ("/dev/zero", "no regular file"),
