@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -437,11 +437,18 @@ def info(
 
 
 def main() -> None:
-    """Entry point: an error of GraftLM is one line on standard error and exit status 1."""
+    """Entry point: an error of GraftLM or a missing package is one line on standard error and exit status 1."""
     try:
         app()
     except GraftError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[red]{type(error).__name__}:[/red] ", error, sep="", markup=True, highlight=False
-        )
-        raise SystemExit(1) from None
+        _fail(type(error).__name__, str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "graftlm"):
+            raise
+        _fail("ModuleNotFoundError", f"the package {package!r} is not installed; run: pip install {package}")
+
+
+def _fail(kind: str, message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"[red]{kind}:[/red] ", message, sep="", markup=True, highlight=False)
+    raise SystemExit(1) from None

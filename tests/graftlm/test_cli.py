@@ -126,6 +126,17 @@ def test_an_error_is_one_line_and_exit_status_1(
     assert error.count("\n") == 1
 
 
+def test_a_missing_package_used_to_end_in_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.setattr(sys, "argv", ["graftlm", "info"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 1
+    assert "the package 'psutil' is not installed; run: pip install psutil" in capsys.readouterr().err
+
+
 def test_info_says_how_a_model_would_run_without_its_weights(model: str, tmp_path: Path) -> None:
     assert json.loads(call("info", "--model", model, "--json"))["execution"].startswith("paged, ")
     described = json.loads((Path(model) / "config.json").read_text())
