@@ -87,6 +87,7 @@ class Gate:
             self.num_open -= generates
             if access.reason == "cancelled":
                 status = 499
+            self._server.metrics.answered(status)
             level = logging.DEBUG if path in self._server.settings.open_paths else logging.INFO
             if log.isEnabledFor(level):
                 log.log(level, "%s", access.line(scope["method"], path, status))

@@ -195,7 +195,7 @@ class Intake:
                 if isinstance(event, Completion):
                     self.metrics.ended(answer, event, now)
                 elif event is not None:
-                    self.metrics.failed(event)
+                    self.metrics.failed(answer, event, now)
             answer.last_s = now
             answer.take(number, event)
             told[answer] = None

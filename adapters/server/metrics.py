@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from graftlm.core.errors import RequestCancelled
 from graftlm.core.metrics import Stats
 from graftlm.core.request import Completion
 
@@ -35,6 +36,10 @@ _HISTOGRAMS = {
     "request_queue_time_seconds": ("before a request's first step", LONG_S),
     "request_prefill_time_seconds": ("from the first step to the first token", LONG_S),
     "request_decode_time_seconds": ("from the first token to the last", LONG_S),
+    "request_inference_time_seconds": ("from the first step to the last token", LONG_S),
+    "request_time_per_output_token_seconds": ("time between two tokens of a request, on average", SHORT_S),
+    "request_params_n": ("answers that a request asks for", (1, 2, 5, 10, 20)),
+    "request_params_max_tokens": ("limit of a request's tokens, where it sets one", TOKENS),
     "request_prompt_tokens": ("prompt tokens of a request", TOKENS),
     "request_generation_tokens": ("generated tokens of a request", TOKENS),
 }
@@ -59,6 +64,9 @@ _COUNTERS: dict[str, _Read] = {
     "graftlm:forced_tokens": ("generated tokens that a grammar forced", lambda s: s.forced_tokens),
     "graftlm:drafted_tokens": ("draft tokens that were run", lambda s: s.drafted_tokens),
     "graftlm:accepted_tokens": ("draft tokens that were accepted", lambda s: s.accepted_tokens),
+    "vllm:spec_decode_num_draft_tokens": ("draft tokens that were run", lambda s: s.drafted_tokens),
+    "vllm:spec_decode_num_accepted_tokens": ("draft tokens that were accepted", lambda s: s.accepted_tokens),
+    "graftlm:failed_steps": ("steps that raised an error", lambda s: s.failed_steps),
     "graftlm:steps": ("steps of the engine", lambda s: s.steps),
     "graftlm:replica_restarts": ("replicas started in place of dead ones", lambda s: s.restarts),
 }
@@ -81,6 +89,10 @@ class Metrics(Collector):
         self._ended = Counter("vllm:request_success", "requests that ended", labels, registry=self.registry)
         labels = ["model_name", "error"]
         self._failed = Counter("graftlm:request_failure", "requests that failed", labels, registry=self.registry)
+        labels = ["model_name", "status"]
+        self._answered = Counter("graftlm:http_responses", "responses by status", labels, registry=self.registry)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
         self._between = [0] * (len(SHORT_S) + 1)  # gaps between two chunks, by bound
         self._between_s = 0.0
         self.registry.register(self)
@@ -100,7 +112,11 @@ class Metrics(Collector):
         seen["e2e_request_latency_seconds"].observe(now_s - answer.arrived_s)
         seen["request_prompt_tokens"].observe(usage.prompt_tokens)
         seen["request_generation_tokens"].observe(usage.completion_tokens)
+        self._asked(answer)
         if timing is not None:
+            seen["request_inference_time_seconds"].observe(timing.prefill_s + timing.decode_s)
+            if (num := len(completion.token_ids)) > 1:
+                seen["request_time_per_output_token_seconds"].observe(timing.decode_s / (num - 1))
             seen["time_to_first_token_seconds"].observe(timing.queue_s + timing.prefill_s)
             seen["request_queue_time_seconds"].observe(timing.queue_s)
             seen["request_prefill_time_seconds"].observe(timing.prefill_s)
@@ -108,8 +124,24 @@ class Metrics(Collector):
         for one in completion.completions or [completion]:
             self._ended.labels(*self._labels, one.finish_reason).inc()
 
-    def failed(self, error: BaseException) -> None:
-        """Count a request that ended with an error."""
+    def _asked(self, answer: Answer) -> None:
+        sampling = answer.requests[0].sampling
+        self._histograms["request_params_n"].observe(sampling.n)
+        if sampling.max_tokens is not None:
+            self._histograms["request_params_max_tokens"].observe(sampling.max_tokens)
+
+    def answered(self, status: int) -> None:
+        """Count a response; 499 for a client that has gone."""
+        self._answered.labels(*self._labels, status).inc()
+
+    def failed(self, answer: Answer, error: BaseException, now_s: float) -> None:
+        """Count a request that ended with an error; a cancelled one is in the histograms too, as in vLLM."""
+        if isinstance(error, RequestCancelled):
+            seen = self._histograms
+            seen["e2e_request_latency_seconds"].observe(now_s - answer.arrived_s)
+            seen["request_generation_tokens"].observe(answer.num_tokens)
+            self._asked(answer)
+            self._ended.labels(*self._labels, "abort").inc()
         self._failed.labels(*self._labels, type(error).__name__).inc()
 
     def collect(self) -> Iterable[Metric]:
@@ -129,6 +161,11 @@ class Metrics(Collector):
         below = zip((*map(str, SHORT_S), "+Inf"), accumulate(self._between), strict=True)
         gaps.add_metric(self._labels, list(below), self._between_s)
         yield gaps
+        tokens = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "tokens of a step; sum and count only", labels=["model_name"]
+        )
+        tokens.add_metric(self._labels, [("+Inf", stats.steps)], stats.computed_tokens + stats.completion_tokens)
+        yield tokens
         page = self._runtime.config.cache.page_size
         sizes = {"block_size": str(page), "num_gpu_blocks": str(stats.slots_total // page), "cache_dtype": stats.kv}
         yield InfoMetricFamily("vllm:cache_config", "the KV pool", value=sizes)

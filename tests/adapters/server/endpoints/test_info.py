@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
+from pathlib import Path
+
 import httpx
 import openai
 import pytest
@@ -101,3 +106,36 @@ def test_tokens_go_there_and_back(server: Served) -> None:
     assert rendered["tokens"] == TextProcessor(tokenizer).encode(messages).ids.tolist()
     assert httpx.post(f"{server.url}/detokenize", json={"tokens": [10**9]}).json()["error"]["param"] == "tokens"
     assert httpx.post(f"{server.url}/tokenize", json={}).json()["error"]["param"] == "prompt"
+
+
+def test_a_cancelled_request_and_each_status_are_counted(server: Served) -> None:
+    before = values(server)
+    body = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        next(response.iter_lines())
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "n": 0})
+    end_s = time.monotonic() + 30
+    while (after := values(server)).get("graftlm:request_failure_total", 0) == before.get(
+        "graftlm:request_failure_total", 0
+    ):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    for name in ("vllm:e2e_request_latency_seconds_count", "vllm:request_params_n_count"):
+        assert after[name] == before[name] + 1
+    assert after["vllm:request_generation_tokens_sum"] > before["vllm:request_generation_tokens_sum"]
+    assert after["vllm:iteration_tokens_total_count"] > before["vllm:iteration_tokens_total_count"]
+    families = text_string_to_metric_families(server.get("/metrics")[1])
+    samples = [sample for family in families for sample in family.samples]
+    assert {"400", "499"} <= {s.labels["status"] for s in samples if s.name == "graftlm:http_responses_total"}
+    assert "abort" in {s.labels["finished_reason"] for s in samples if s.name == "vllm:request_success_total"}
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(server: Served) -> None:
+    """Its queries were run by Prometheus 2.42 over a server under load."""
+    dashboard = json.loads((Path(__file__).parents[4] / "docs/grafana.json").read_text())
+    text = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    asked = set(re.findall(r"(?:vllm:|graftlm:|process_)\w+", text))
+    families = text_string_to_metric_families(server.get("/metrics")[1])
+    served = {sample.name for family in families for sample in family.samples}
+    assert asked - served <= {"graftlm:request_failure_total"}  # which appears with the first failure
+    assert len(asked) > 20
