@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import graftlm as gl
+from graftlm.core.execution import vision
+from graftlm.core.execution.vision import _flat
 from graftlm.testing.random_vision import random_picture, random_vision_model, save_vision_model
 from tests.vision import question, reference, written
 
@@ -25,7 +29,7 @@ def answers(runtime: gl.Runtime, prompts: list[Any]) -> list[tuple[list[int], in
     return [(written(one.token_ids), one.usage.prompt_tokens) for one in done]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "llava_onevision", "gemma3", "gemma4"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "llava_onevision", "gemma4"])
 def test_answers_are_those_of_transformers(family: str) -> None:
     model, processor = random_vision_model(family)
     expected = [reference(model, processor, one) for one in QUESTIONS]
@@ -44,3 +48,99 @@ def test_a_folder_loads_by_its_name(tmp_path: Path) -> None:
     with gl.Runtime(folder, device="cpu") as runtime:
         expected = reference(model, processor, question("What is it?", CAT))
         assert answers(runtime, [question("What is it?", str(tmp_path / "cat.png"))]) == [expected]
+
+
+def test_pictures_of_one_size_and_text_never_mix() -> None:
+    model, processor = random_vision_model("qwen3_vl")
+    pictures = [random_picture(seed, 60, 60) for seed in range(10, 16)]
+    prompts = [question("What?", one) for one in pictures * 4]
+    expected = [reference(model, processor, question("What?", one)) for one in pictures] * 4
+    assert len({tuple(ids) for ids, _ in expected}) == len(pictures)
+    with gl.Runtime(model, tokenizer=processor, device="cpu") as runtime:
+        assert answers(runtime, prompts) == expected
+        stats = runtime.stats()
+        assert stats.images == 24 and stats.images_encoded == len(pictures) and stats.no_images == ""
+        assert stats.image_tokens == 24 * 4
+
+
+def test_a_small_pool_retracts_requests_with_pictures() -> None:
+    model, processor = random_vision_model("gemma3")
+    pictures = [random_picture(seed, 60, 60) for seed in range(4)]
+    prompts = [question("What is it?"[: 3 + i], pictures[i % 4], pictures[i % 3]) for i in range(12)]
+    expected = [reference(model, processor, one) for one in prompts]
+    options: dict[str, Any] = {"max_model_len": 64, "cache": gl.CacheConfig(max_tokens=96), "max_step_tokens": 5}
+    with gl.Runtime(model, tokenizer=processor, device="cpu", **options) as runtime:
+        assert answers(runtime, prompts) == expected
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[gl.Runtime]:
+    model, processor = random_vision_model("qwen2_5_vl")
+    with gl.Runtime(model, tokenizer=processor, device="cpu", seed=0) as runtime:
+        yield runtime
+
+
+def test_every_kind_of_call_takes_pictures(runtime: gl.Runtime) -> None:
+    prompt = question("Is it?", CAT)
+    greedy = runtime.generate(prompt, max_tokens=6, temperature=0)
+    several = runtime.generate(prompt, max_tokens=6, temperature=0, n=3)
+    assert [one.token_ids for one in several.completions] == [greedy.token_ids] * 3
+    assert "".join(one.text for one in runtime.stream(prompt, max_tokens=6, temperature=0)) == greedy.text
+    assert runtime.generate(prompt, regex="[a-c]{3}x").text[-1] == "x"
+    logprobs = {text: sum(runtime.score(prompt, text).logprobs) for text in ("yes", "no", "maybe")}
+    chosen = runtime.select(prompt, list(logprobs), method="exact")
+    assert chosen.logprobs == pytest.approx(list(logprobs.values()), abs=1e-4)
+    assert runtime.generate(prompt, choices=list(logprobs), temperature=0).text in logprobs
+    assert runtime.generate(prompt, max_tokens=6, temperature=0, repetition_penalty=1.3).usage.cached_tokens > 0
+    report = runtime.explain(runtime.generate(question("Is it?", DOG), max_tokens=1))
+    assert report.cached_text == "<picture>Is it?" == report.prompt_text and "2 of" in str(report)
+
+
+def test_a_program_forks_behind_a_picture(runtime: gl.Runtime) -> None:
+    asked = runtime.generate(question("What is it?", CAT), max_tokens=6, temperature=0)
+
+    @gl.program
+    def describe(s: Any, picture: Any) -> None:
+        s += gl.user(gl.image(picture) + "What is it?") + gl.assistant(gl.gen("what", max_tokens=6, temperature=0))
+        for branch, other in zip(s.fork(2), (CAT, DOG), strict=True):
+            branch += gl.user(gl.image(other) + "The same?")
+            branch += gl.assistant(gl.select("same", ["yes", "no"]))
+
+    state = describe.run(picture=CAT, runtime=runtime)
+    assert state["what"] == asked.text and state.usage.cached_tokens > 3 * (asked.usage.prompt_tokens - 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (question("see <|image_pad|>", CAT), "message 0 writes '<|image_pad|>'"),
+        (question("x", *[CAT] * 65), "65 images; the limit of a request is 64"),
+        (question("x", b"GIF89a"), "broken GIF"),
+        ([{"role": "user", "content": [{"type": "video", "video": [CAT, CAT]}]}], "reads no videos here"),
+        ([1, -2, 3], "token id -2"),
+    ],
+)
+def test_a_bad_picture_fails_alone(runtime: gl.Runtime, prompt: Any, message: str) -> None:
+    good, bad = runtime.submit_many([gl.Request(question("What is it?", CAT)), gl.Request(prompt)])
+    with pytest.raises(gl.ConfigError, match=re.escape(message)):
+        bad.result()
+    assert good.result().usage.prompt_tokens > 0
+
+
+def test_a_family_whose_pictures_differ_refuses_them_and_answers_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, processor = random_vision_model("llava_onevision")
+    monkeypatch.setattr(vision, "_flat", lambda pooled: 2 * _flat(pooled))
+    expected = reference(model, processor, question("No picture"))
+    with gl.Runtime(model, tokenizer=processor, device="cpu") as runtime:
+        with pytest.raises(gl.ConfigError, match="a step with pictures differs from the model's own forward by"):
+            runtime.generate(question("What is it?", CAT))
+        assert answers(runtime, [question("No picture")]) == [expected]
+        assert runtime.stats().execution.startswith("paged") and "differs" in runtime.stats().no_images
+
+
+def test_kept_features_stay_within_their_bound() -> None:
+    model, processor = random_vision_model("llava_onevision")
+    pictures = [random_picture(seed) for seed in range(5)]
+    with gl.Runtime(model, tokenizer=processor, device="cpu", media_cache_bytes=30_000) as runtime:
+        answers(runtime, [question("What?", one) for one in pictures])
+        assert runtime.stats().images_encoded == 5 and 0 < runtime.stats().image_bytes <= 30_000
