@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import linear as torch_linear
@@ -24,8 +24,21 @@ from graftlm.kernels.weight import Weight
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """torch's linear function: x, weight, bias -> x @ weight.T + bias."""
 
-SumParts = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
-"""Sums parts [num_parts, num_rows, n] of this process and those of others. -> [num_rows, n] in a dtype"""
+
+class SumParts(Protocol):
+    """Sums parts [num_parts, num_rows, n] of this process and those of others."""
+
+    def __call__(self, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the sum [num_rows, n] in a dtype."""
+        ...
+
+    def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
+        """Add the sum to the residual [num_rows, n], in place; None, with nothing done, if one kernel cannot.
+
+        -> the residual after `norm`; the residual itself without one
+        """
+        ...
+
 
 AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
 """A test of two results of one computation for equality within the tolerance."""
@@ -99,7 +112,10 @@ class LinearPlan:
         """
         run = self._run(len(x))
         if self.reduce is not None:
-            total = self._reduced(x, run, self.reduce)
+            parts = self._parts(x, run)
+            if addition is None and (normed := self.reduce.add_norm(parts, residual, norm)) is not None:
+                return normed
+            total = self.reduce(parts, x.dtype)
             if run is None and addition is None:
                 residual.add_(total)
                 return None
@@ -114,12 +130,11 @@ class LinearPlan:
             residual.add_(self._all(x))
         return None
 
-    def _reduced(self, x: torch.Tensor, run: Run | None, reduce: SumParts) -> torch.Tensor:
-        """Return `matmul` with the parts of other processes; this one's bias is a part too."""
-        parts = run(x) if run is not None else self._all(x)[None]
-        if run is not None and self.bias is not None:
-            parts = _sum(parts, self.bias, torch.float32)[None]
-        return reduce(parts, x.dtype)
+    def _parts(self, x: torch.Tensor, run: Run | None) -> torch.Tensor:
+        """Return parts [num_parts, num_rows, n] of `matmul`, its bias included."""
+        if run is None:
+            return self._all(x)[None]
+        return run(x) if self.bias is None else _sum(run(x), self.bias, torch.float32)[None]
 
     def _run(self, num_rows: int) -> Run | None:
         return next((run for _, ranges, run in self.chosen if any(num_rows in rows for rows in ranges)), None)

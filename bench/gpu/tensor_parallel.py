@@ -187,10 +187,14 @@ def main() -> int:
         )
         return 0
     print(json.dumps(found, indent=1))
-    for name in found[0]:
-        if len(found) > 1 and name.startswith(("decode", "prefill")) and name in found[1]:
-            factor = found[0][name] / found[1][name]
-            print(f"{name}: {factor if name.startswith('decode') else 1 / factor:.2f} times as fast")
+    by_ranks = {one.get("ranks", 0): one for one in found}
+    one = by_ranks.pop(1, {})
+    for ranks, several in by_ranks.items():
+        for name in one.keys() & several.keys():
+            if name.startswith(("decode", "prefill")):
+                factor = one[name] / several[name]
+                factor = factor if name.startswith("decode") else 1 / factor
+                print(f"{name}: {ranks} GPUs are {factor:.2f} times as fast as one")
     return 0
 
 

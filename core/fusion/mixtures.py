@@ -19,13 +19,14 @@ from graftlm.core.execution.routing import Routing, has_experts, in_order, repla
 from graftlm.core.fusion.expert_modules import expert_weights
 from graftlm.core.fusion.expert_routers import router_of
 from graftlm.core.fusion.linears import Fusions
+from graftlm.core.tensor_parallel.ranks import REDUCE
 from graftlm.kernels.codes.expert_codes import codes_of
 from graftlm.kernels.expert_dispatch import plan_experts
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan
 from graftlm.kernels.gpu.mixture.expert_router import Router, route
 from graftlm.kernels.gpu.mixture.grouped_matmul import sum_parts
 from graftlm.kernels.gpu.norm import add_norm
-from graftlm.kernels.linear_dispatch import AllClose, LinearPlan
+from graftlm.kernels.linear_dispatch import AllClose, LinearPlan, SumParts
 from graftlm.kernels.norm import Addition, Norm
 
 _PROBED = 32
@@ -64,6 +65,7 @@ class Mixture:
 
     shared       tokens [num_tokens, hidden_size] -> the addend of the experts' output, or None
     scale_input  whether routing weights multiply the experts' inputs, not their outputs (Llama 4)
+    reduce       adds the experts' parts of other ranks; None without any
     """
 
     plan: ExpertPlan
@@ -71,6 +73,7 @@ class Mixture:
     shared: Callable[[torch.Tensor], torch.Tensor] | None
     strict: bool = False
     scale_input: bool = False
+    reduce: SumParts | None = None
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
@@ -84,7 +87,8 @@ class Mixture:
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
-        pieces = [sum_parts(self._parts(x[at]), x.dtype) for at in pieces_of(x, self.router.top_k)]
+        total = self.reduce or sum_parts
+        pieces = [total(self._parts(x[at]), x.dtype) for at in pieces_of(x, self.router.top_k)]
         out = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return (out if self.shared is None else out + self.shared(x)).view(hidden_states.shape)
 
@@ -96,8 +100,15 @@ class Mixture:
             return add_norm(self(normed)[None], residual, norm, addition=addition)
         if self.shared is not None:
             residual.add_(self.shared(normed))
-        pieces = [add_norm(self._parts(normed[at]), residual[at], norm) for at in pieces_of(normed, self.router.top_k)]
+        pieces = [self._added(normed[at], residual[at], norm) for at in pieces_of(normed, self.router.top_k)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _added(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        parts = self._parts(normed)
+        if self.reduce is None:
+            return add_norm(parts, residual, norm)
+        found = self.reduce.add_norm(parts, residual, norm)
+        return add_norm(self.reduce(parts, normed.dtype)[None], residual, norm) if found is None else found
 
     def _parts(self, x: torch.Tensor) -> torch.Tensor:
         router = partial(route, router=self.router, strict=self.strict)
@@ -270,11 +281,13 @@ def _whole(
     if not isinstance(out, torch.Tensor) or out.numel() != seen.routed.numel():
         return None
     added = out.reshape(seen.routed.shape)
-    if _close(added, seen.routed):
-        return Mixture(plan, router, None, strict, seen.scale_input)
+    reduce: SumParts | None = getattr(experts, REDUCE, None)
+    routed = seen.routed if reduce is None else reduce(seen.routed[None], seen.routed.dtype)
+    if _close(added, routed):
+        return Mixture(plan, router, None, strict, seen.scale_input, reduce)
     for shared in _shared(block, experts, seen.routing.x):
-        if _close(added, seen.routed + shared(seen.routing.x)):
-            return Mixture(plan, router, shared, strict, seen.scale_input)
+        if _close(added, routed + shared(seen.routing.x)):
+            return Mixture(plan, router, shared, strict, seen.scale_input, reduce)
     return None
 
 

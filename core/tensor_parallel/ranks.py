@@ -12,6 +12,7 @@ import torch
 
 from graftlm.core.errors import ConfigError
 from graftlm.core.tensor_parallel.sums import Sums, sums_on
+from graftlm.kernels.norm import Norm
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,15 @@ class Ranks:
         finally:
             self._progress.summed()
 
+    def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
+        """Add all ranks' parts [num_parts, num_rows, n] to the residual, in place; None if one kernel cannot.
+
+        -> the residual after `norm`; the residual itself without one
+        """
+        if not self.live or self._sums is None:
+            return None
+        return self._sums.add_norm(parts, residual, norm)
+
     def from_first(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return rank 0's numbers, of which the other ranks know the shape. int64, up to 2**24"""
         if not self.live:
@@ -138,6 +148,22 @@ REDUCE = "graftlm_reduce"
 """The attribute of a module whose output is a part of a sum: a SumParts for code that does not call the module."""
 
 
+class RankReduce:
+    """The sum of a module for code that does not call it (SumParts)."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(self, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return self._ranks.sum_parts(parts, dtype)
+
+    def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
+        return self._ranks.add_norm(parts, residual, norm)
+
+    def __deepcopy__(self, memo: object) -> RankReduce:
+        return self  # a copy of a module is of the same rank
+
+
 def move_sum(old: torch.nn.Module, new: torch.nn.Module) -> None:
     """Let a module that takes the place of another one sum its outputs too."""
     new._forward_hooks.update(old._forward_hooks)
@@ -151,10 +177,5 @@ def add_sum(module: torch.nn.Module, ranks: Ranks) -> None:
     def summed(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> torch.Tensor:
         return ranks.sum(output)
 
-    def reduce(
-        parts: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:  # no bound method: copies of modules copy those
-        return ranks.sum_parts(parts, dtype)
-
     module.register_forward_hook(summed)
-    setattr(module, REDUCE, reduce)
+    setattr(module, REDUCE, RankReduce(ranks))

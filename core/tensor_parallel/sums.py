@@ -13,6 +13,7 @@ import torch
 import torch.distributed as _distributed
 
 from graftlm.kernels.gpu.support import triton_problem
+from graftlm.kernels.norm import Norm
 
 JOIN_S = 120.0
 """Seconds in which all ranks must have started."""
@@ -22,6 +23,9 @@ LONGEST_SUM_S = 600.0
 
 SLAB_BYTES = 32 << 20
 """Largest tensor that the own kernel sums: 1,536 rows of 8,192 numbers of two bytes, and some. NCCL sums the others."""
+
+TEST_WIDTH = 4096
+"""Numbers of a row of that test."""
 
 TEST_S = 20.0
 """Seconds after which a test of the own kernel is given up."""
@@ -35,6 +39,10 @@ class Sums(Protocol):
 
     def __call__(self, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Sum parts [num_parts, ...] of this rank, and those of all ranks. -> [...] in `dtype`, the same everywhere"""
+        ...
+
+    def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
+        """Add the sum to the residual and norm it in one kernel; None, with nothing done, where there is none."""
         ...
 
     def abort(self) -> None:
@@ -75,6 +83,9 @@ class GlooSums:
         for other in all_parts[1:]:
             total.add_(other)
         return total.to(dtype)
+
+    def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
+        return None
 
     def abort(self) -> None:
         pass  # the connections of a process that has ended are closed
@@ -117,6 +128,12 @@ class DeviceSums:
         _dist.all_reduce(part)
         return part
 
+    def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
+        if self._own is None or not self._own.norms(parts):
+            return None
+        normed: torch.Tensor = self._own.add_norm(parts, residual, norm)
+        return normed
+
     def _tested(self, rank: int) -> Any:
         """Return the own kernel, if it adds as it must."""
         late = threading.Timer(TEST_S, self.abort)
@@ -130,6 +147,7 @@ class DeviceSums:
                     expected = (base * sum(range(1, self._size + 1))).to(dtype)
                     if not bool((found == expected).all()):
                         raise RuntimeError("the kernel's sum is wrong")
+            self._test_norm(own, rank)
             return own
         except Exception as error:
             self.reason = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
@@ -140,14 +158,29 @@ class DeviceSums:
                 self.reason = "a test of the kernel took too long"
                 self._abort.zero_()
 
+    def _test_norm(self, own: Any, rank: int) -> None:
+        """Compare the kernel that also norms with its parts. Raises RuntimeError if they differ."""
+        generator = torch.Generator(self._device).manual_seed(5)
+        weight = torch.rand(TEST_WIDTH, generator=generator, device=self._device).bfloat16()
+        norm = Norm(weight, 1e-5)
+        for dtype, rows in ((torch.float32, 3), (torch.bfloat16, 70), (torch.float32, 3)):
+            shape = (self._size, 2, rows, TEST_WIDTH)
+            parts = torch.randn(shape, generator=generator, device=self._device).to(dtype)
+            residual = torch.randn(rows, TEST_WIDTH, generator=generator, device=self._device).bfloat16()
+            expected = (residual.float() + parts.float().sum((0, 1))).bfloat16()
+            normed = own.add_norm(parts[rank], residual, norm)
+            for found, wanted in ((residual, expected), (normed, norm(expected))):
+                if not float((found.float() - wanted.float()).norm() / wanted.float().norm()) < 1e-2:
+                    raise RuntimeError("the kernel's sum before a norm is wrong")
+        own.forget_width()
+
     def _connected(self, rank: int) -> Any:
         import torch.distributed._symmetric_memory as symmetric
 
-        from graftlm.kernels.gpu.rank_sum import RankSum, num_programs
+        from graftlm.kernels.gpu.rank_sum import RankSum
 
         memory: Any = symmetric
-        num_flags = num_programs(SLAB_BYTES) * self._size
-        words = (2 * SLAB_BYTES) // 4 + num_flags
+        words = RankSum.num_bytes(SLAB_BYTES, self._size) // 4
         buffer = memory.empty(words, dtype=torch.int32, device=self._device)
         buffer.zero_()
         torch.cuda.synchronize(self._device)
@@ -156,8 +189,7 @@ class DeviceSums:
         bases = [int(base) for base in handle.buffer_ptrs]
         torch.cuda.synchronize(self._device)
         _dist.barrier()
-        flags = [base + 2 * SLAB_BYTES for base in bases]
-        return RankSum(rank, bases, flags, self._abort.data_ptr(), SLAB_BYTES, self._device)
+        return RankSum(rank, bases, self._abort.data_ptr(), SLAB_BYTES, self._device)
 
     def abort(self) -> None:
         self._abort.numpy()[0] = 1

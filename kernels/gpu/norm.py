@@ -13,7 +13,7 @@ _AS_IT_IS = Addition()
 
 
 @triton.jit
-def _normed(value, ok, scale, n, eps, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, KIND: tl.constexpr):
+def normed_row(value, ok, scale, n, eps, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, KIND: tl.constexpr):
     """Return scale * (value, normed) in float32; rounded to KIND as in the models' own code."""
     if CENTERED:
         value = tl.where(ok, value - tl.sum(value, 0) / n, 0.0)
@@ -51,14 +51,14 @@ def _norm(
         if BIAS:
             value += added
         if POST:
-            value = _normed(value, ok, post_scale, n, post_eps, POST_ROUNDED, False, kind).to(kind).to(tl.float32)
+            value = normed_row(value, ok, post_scale, n, post_eps, POST_ROUNDED, False, kind).to(kind).to(tl.float32)
         if SCALED:
             value = (value * factor).to(kind).to(tl.float32)
         rounded = (value + before).to(kind)
         tl.store(residual + row * n + i, rounded, mask=ok)
         value = rounded.to(tl.float32)
     if NORM:
-        value = _normed(value, ok, scale, n, eps, ROUNDED, CENTERED, kind)
+        value = normed_row(value, ok, scale, n, eps, ROUNDED, CENTERED, kind)
         if SHIFTED:
             value += tl.load(shift + i, mask=ok, other=0.0).to(tl.float32)
         tl.store(out + row * out_row + i, value.to(kind), mask=ok)
