@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequenc
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, overload
 
 import numpy as np
@@ -41,6 +42,7 @@ from graftlm.core.serving.stream import (
 
 if TYPE_CHECKING:
     from graftlm.core.chat.messages import Message
+    from graftlm.core.program.compiler.sharing import Suggestion
     from graftlm.core.program.select import Selection
     from graftlm.core.prompt_input import PromptInput
     from graftlm.core.remote.endpoint import Endpoint
@@ -314,8 +316,23 @@ class Runtime:
         done = self.complete(Request(prefix, want_logits=True, pin=True))
         return Pin(self._thread, done.pin, done.usage.prompt_tokens)
 
-    def explain(self, completion: Completion) -> CacheReport:
-        """Say how much of a request's prompt was cached, and where and why it left the cache."""
+    @overload
+    def explain(self, completion: Completion) -> CacheReport: ...
+    @overload
+    def explain(self, completion: list[Any], sources: Sequence[str | os.PathLike[str]] = ()) -> Suggestion: ...
+    def explain(
+        self, completion: Completion | list[Any], sources: Sequence[str | os.PathLike[str]] = ()
+    ) -> CacheReport | Suggestion:
+        """Say how much of a request's prompt was cached, and where and why it left the cache.
+
+        A list of prompts (texts or messages): where they stop sharing, and the order of their paragraphs that shares
+        more. sources: Python files in which to look for the line to change.
+        """
+        if not isinstance(completion, Completion):
+            from graftlm.core.program.compiler.sharing import encoder, messages_of, suggest
+
+            prompts = [messages_of(prompt) for prompt in completion]
+            return suggest(prompts, encoder(self.processor), [Path(source) for source in sources])
         usage, miss = completion.usage, completion.miss
         counts = usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens
         hints = [] if miss is None else miss.hints

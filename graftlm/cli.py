@@ -75,6 +75,10 @@ def _failed(comparisons: list[Comparison]) -> int:
     return int(bool(lines))
 
 
+CHART_HELP = "Whether to write chart.png; if not given, where matplotlib is installed."
+SUGGEST_HELP = "Compare nothing: show where prompts stop sharing, and the line to change."
+
+
 @app.command()
 def demo(
     model: Model = "sprout",
@@ -112,12 +116,7 @@ def ab(
     report_to: Annotated[
         Path | None, typer.Option("--report", help="Folder for report.html, report.json, report.csv, chart.png.")
     ] = None,
-    with_chart: Annotated[
-        bool | None,
-        typer.Option(
-            "--chart/--no-chart", help="Whether to write chart.png; if not given, where matplotlib is installed."
-        ),
-    ] = None,
+    with_chart: Annotated[bool | None, typer.Option("--chart/--no-chart", help=CHART_HELP)] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds files already.")] = False,
     with_check: Annotated[
         bool, typer.Option("--check", help="Plant faults into the first engine and show that each is found.")
@@ -144,6 +143,7 @@ def ab(
             "--python", help="ENGINE=PATH: the Python of an engine whose packages live in another environment."
         ),
     ] = None,
+    suggests: Annotated[bool, typer.Option("--suggest", help=SUGGEST_HELP)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare engines on a pipeline of your own: answers, time, tokens."""
@@ -152,6 +152,8 @@ def ab(
     from graftlm.ab.cost import read_prices
     from graftlm.ab.engines.other_python import read_pythons
 
+    if suggests:
+        return _print_suggestion(pipeline, model, framework, as_json)
     names = [name.strip() for name in engines.split(",") if name.strip()]
     if report_to is not None:
         report.check_folder(report_to, force=force, with_chart=bool(with_chart))
@@ -173,6 +175,13 @@ def ab(
     if report_to is not None:
         _write_report(comparison, report_to, with_chart, changed)
     raise typer.Exit(130 if comparison.interrupted else _failed([comparison]))
+
+
+def _print_suggestion(pipeline: Path, model: str, framework: str | None, as_json: bool) -> None:
+    from graftlm.ab.suggest import suggest_for
+
+    found = suggest_for(pipeline, model, framework)
+    print_json(asdict(found)) if as_json else print(found)
 
 
 def _write_report(comparison: Comparison, folder: Path, with_chart: bool | None, changed: list[Change]) -> None:

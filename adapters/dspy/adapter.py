@@ -15,6 +15,7 @@ from dspy.adapters.base import Adapter
 from dspy.clients.call_result import legacy_output
 from graftlm.adapters.dspy import wire as wire
 from graftlm.adapters.dspy.engine import Engine
+from graftlm.adapters.dspy.field_order import FieldOrder
 from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.core.call_options import keywords_of
 from graftlm.core.config import reject_unknown
@@ -54,8 +55,13 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
     of one prompt. Over any other LM, or with native tool calls, it behaves as ChatAdapter.
     """
 
-    def __init__(self, **options: Any) -> None:
-        """Take ChatAdapter's own options."""
+    def __init__(self, *, order_fields_by: Iterable[Any] | None = None, **options: Any) -> None:
+        """Take ChatAdapter's own options.
+
+        order_fields_by  example inputs, such as a trainset: input fields whose values rarely change in them come first
+                         in every prompt, so that more is shared. The model reads another order, so answers may change
+        """
+        self._order = FieldOrder(order_fields_by) if order_fields_by is not None else None
         reject_unknown(list(options), sorted(keywords_of(dspy.ChatAdapter.__init__)), "GraftAdapter parameter")
         super().__init__(**options)
         self._systems = _PerSignature()
@@ -67,6 +73,20 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
             known = str(super().format_system_message(signature))
             self._systems.put(signature, known)
         return known
+
+    def format_field_description(self, signature: type[dspy.Signature]) -> str:
+        return str(super().format_field_description(self._ordered(signature)))
+
+    def format_field_structure(self, signature: type[dspy.Signature]) -> str:
+        return str(super().format_field_structure(self._ordered(signature)))
+
+    def format_user_message_content(
+        self, signature: type[dspy.Signature], inputs: dict[str, Any], *args: Any, **options: Any
+    ) -> str:
+        return str(super().format_user_message_content(self._ordered(signature), inputs, *args, **options))
+
+    def _ordered(self, signature: type[dspy.Signature]) -> type[dspy.Signature]:
+        return signature if self._order is None else self._order(signature)
 
     def scaffold(self, signature: type[dspy.Signature], calls: str = "") -> str:
         """Return the signature's scaffold as JSON text.

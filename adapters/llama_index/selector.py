@@ -1,8 +1,9 @@
-"""`GraftSelector`: a router's choice by likelihood, without parsing text."""
+"""`GraftSelector`, a router's choice by likelihood, and `RepeatingOrder`, an order of retrieved nodes."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ from graftlm.adapters.llama_index.messages import native_messages
 from graftlm.core.program.select import Selection, check_choices, submit_select
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptDictType
-from llama_index.core.schema import QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.tools.types import ToolMetadata
 
 if TYPE_CHECKING:
@@ -64,3 +67,26 @@ class Selected(SelectorResult):
         name = choices[index].name or f"choice {index + 1}"
         reason = f"{name} has probability {probabilities[index]:.2f}"
         return cls(selections=[SingleSelection(index=index, reason=reason)], probabilities=probabilities)
+
+
+class RepeatingOrder(BaseNodePostprocessor):
+    """Sorts retrieved nodes by when they were first retrieved, instead of by their score.
+
+    Queries that retrieve some of the same nodes then begin their context with the same text, which the prefix cache
+    has. The model reads the nodes in another order, so answers may change. The order is kept in this object.
+    """
+
+    _places: dict[str, int] = PrivateAttr(default_factory=dict)
+    _lock: Any = PrivateAttr(default_factory=threading.Lock)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "RepeatingOrder"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        with self._lock:
+            for node in nodes:
+                self._places.setdefault(node.node.hash, len(self._places))
+            return sorted(nodes, key=lambda node: self._places[node.node.hash])

@@ -227,16 +227,25 @@ def _stop(
 
 
 def _common_ends(texts: Sequence[str]) -> list[str]:
-    """Return the text that all of `texts` begin with, and the one that they end with."""
+    """Return the texts that all of `texts` begin and end with, then shorter ones: a template's literal is one of them.
+
+    Fields of a DSPy signature, which are headed by [[ ## name ## ]], give their names first.
+    """
     first = min(texts, key=len)
     start = next((i for i in range(len(first)) if any(text[i] != first[i] for text in texts)), len(first))
     end = next((i for i in range(len(first)) if any(text[-1 - i] != first[-1 - i] for text in texts)), len(first))
-    return [first[:start].strip(), first[len(first) - end :].strip()]
+    fields = re.findall(r"\[\[ ## (\w+) ## \]\]", first)
+    words, last = first[:start].split(), first[len(first) - end :].split()
+    starts = [" ".join(words[:i]) for i in range(len(words), 0, -1)]
+    return [*(f"{name}:" for name in fields), *starts, *(" ".join(last[i:]) for i in range(len(last)))]
 
 
 def line_of(texts: Sequence[str], sources: Iterable[Path]) -> str:
-    """Return "FILE:LINE: code" of the first string literal in `sources` that has one of `texts`; "" if none has."""
-    wanted = [text for text in texts if len(text) > 1]
+    """Return "FILE:LINE: code" of the first string literal in `sources` that has one of `texts`; "" if none has.
+
+    A text that ends with a colon may also be the name of an annotated field.
+    """
+    wanted = [text for text in texts if len(text) > 2]
     for path in sources:
         try:
             source = path.read_text()
@@ -244,7 +253,12 @@ def line_of(texts: Sequence[str], sources: Iterable[Path]) -> str:
         except (OSError, SyntaxError, UnicodeDecodeError):
             continue
         lines = source.splitlines()
+        fields = {
+            f"{ast.unparse(node.target)}:": node.lineno for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)
+        }
         for text in wanted:
+            if text in fields:
+                return f"{path}:{fields[text]}: {lines[fields[text] - 1].strip()}"
             for node in ast.walk(tree):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and text in node.value:
                     before = node.value[: node.value.index(text)].count("\n")
