@@ -7,8 +7,11 @@ not get a constraint refused. By the clock it ends as well, but far later.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from typing import Protocol
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.spec import Limits
@@ -62,6 +65,29 @@ class limited:
             _current.reset(self._token)
 
 
+class Unwanted(GrammarError):
+    """No request waits for the constraint any more."""
+
+
+class Waiting(Protocol):
+    """The requests that wait for a constraint."""
+
+    num_waiting: int
+
+
+_waiting: ContextVar[Waiting | None] = ContextVar("graftlm grammar waiting", default=None)
+
+
+@contextmanager
+def while_waited_for(waiting: Waiting) -> Iterator[None]:
+    """Let `check` raise Unwanted once no request waits."""
+    token = _waiting.set(waiting)
+    try:
+        yield
+    finally:
+        _waiting.reset(token)
+
+
 def stop() -> None:
     """Let every later `check` raise: the interpreter exits."""
     global _stopped
@@ -72,6 +98,9 @@ def check(num_bytes: int = 0) -> None:
     """Raise GrammarError when the time is spent, or `num_bytes` for one automaton are too many."""
     if _stopped:
         raise GrammarError("the constraint was not compiled, because the interpreter exits")
+    waiting = _waiting.get()
+    if waiting is not None and waiting.num_waiting <= 0:
+        raise Unwanted("no request waits for the constraint any more")
     budget = _current.get()
     if budget is None:
         return

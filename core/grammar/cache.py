@@ -10,13 +10,13 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 from graftlm.core.errors import ConfigError, GrammarError, Overloaded, RequestCancelled
 from graftlm.core.grammar import budget
-from graftlm.core.grammar.budget import WALL_FACTOR, limited
+from graftlm.core.grammar.budget import WALL_FACTOR, Unwanted, limited, while_waited_for
 from graftlm.core.grammar.compile import Grammar, compile_spec, read_options, size_of
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar
 from graftlm.core.grammar.masks.workers import Workers
@@ -33,7 +33,7 @@ QUICK = Limits(seconds=0.25)
 99th percentile of public schemas takes a quarter of it."""
 
 TURN_S = 0.0005
-"""Seconds for which the thread for slow constraints keeps Python's lock while others wait for it."""
+"""Seconds for which a thread that compiles keeps Python's lock while others wait for it."""
 
 SHORT_TOKENS = 64
 """A schema whose shortest text takes more tokens has its ending searched when it is compiled."""
@@ -53,18 +53,16 @@ class Compilation(Future[Grammar]):
     """A grammar that is being compiled, for all requests that wait for it. It cannot be cancelled.
 
     num_waiting  requests that wait and have not given up
-    begun        whether a thread compiles it
     """
 
     def __init__(self, lock: threading.Lock) -> None:
         super().__init__()
         self._counting = lock  # the cache's
         self.num_waiting = 1
-        self.begun = False
         self.set_running_or_notify_cancel()
 
     def abandon(self) -> None:
-        """Note that one of the waiting requests has ended. Without any, a compilation that has not begun is dropped."""
+        """Note that one of the waiting requests has ended. Without any, the compilation is dropped or ends early."""
         with self._counting:
             self.num_waiting -= 1
 
@@ -161,18 +159,18 @@ class GrammarCache:
         *,
         quick: bool = True,
     ) -> None:
-        with self._lock:
-            if future.num_waiting <= 0 and not future.begun:
-                self._futures.pop(key, None)
-                future.set_exception(RequestCancelled("no request waits for the constraint any more"))
-                return
-            future.begun = True
+        if self._dropped(key, future):
+            return
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
         quick = quick and options.limits.seconds > QUICK.seconds
         try:
             try:
-                with limited(QUICK) if quick else _short_turns():
+                with short_turns(), while_waited_for(future), limited(QUICK) if quick else nullcontext():
                     grammar = self._compiler(spec, vocabulary, options)
+            except Unwanted:
+                if not self._dropped(key, future):  # another request has come meanwhile
+                    self._compile_slowly(key, future, spec, vocabulary, options)
+                return
             except GrammarError:
                 # the short time may be the cause; and an engine that took too long may have made way for another one
                 spent_s = time.thread_time() - began_cpu_s
@@ -198,10 +196,19 @@ class GrammarCache:
         future.set_result(grammar)
         self._keep(key, future, grammar)
 
+    def _dropped(self, key: Hashable, future: Compilation) -> bool:
+        """Drop a compilation for which no request waits; return False if one does."""
+        with self._lock:
+            if future.num_waiting > 0:
+                return False
+            if self._futures.get(key) is future:
+                del self._futures[key]
+        future.set_exception(RequestCancelled("no request waits for the constraint any more"))
+        return True
+
     def _compile_slowly(
         self, key: Hashable, future: Compilation, spec: Spec, vocabulary: Vocabulary, options: Options
     ) -> None:
-        future.begun = False
         _slow_threads.submit(self._compile, key, future, spec, vocabulary, options, quick=False)
 
     def _keep(self, key: Hashable, future: Future[Grammar], grammar: Grammar) -> None:
@@ -222,15 +229,33 @@ class GrammarCache:
         return sum([grammar.num_bytes for grammar in self._kept.values()])
 
 
-@contextmanager
-def _short_turns() -> Iterator[None]:
-    """Let other threads have Python's lock ten times as often: the event loop and the engine need it for a moment."""
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual_s, TURN_S))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual_s)
+class _ShortTurns:
+    """A context in which other threads get Python's lock ten times as often: the event loop and the engine need it
+    for a moment. Several threads may be inside."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self._lock, self._num_inside, self._usual_s = threading.Lock(), 0, sys.getswitchinterval()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._num_inside += 1
+            if self._num_inside == 1:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual_s, TURN_S))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_inside -= 1
+                if self._num_inside == 0:
+                    sys.setswitchinterval(self._usual_s)
+
+
+short_turns = _ShortTurns()
 
 
 def _forget_parts() -> None:
@@ -247,6 +272,7 @@ _CACHED = type(lru_cache(maxsize=1)(len))
 
 
 def _start_all() -> None:
+    short_turns.start()
     for cache in list(_caches):
         cache._start()
 

@@ -337,7 +337,7 @@ class RequestTracker:
 
 
 def abandon(grammar: Future[Grammar] | None) -> None:
-    """Give up waiting for a grammar: a compilation that has not begun and has no other waiting request is dropped."""
+    """Give up waiting for a grammar: a compilation for which no other request waits ends."""
     give_up = getattr(grammar, "abandon", None)
     if give_up is not None:
         give_up()

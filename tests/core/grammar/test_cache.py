@@ -22,7 +22,7 @@ from graftlm.core.grammar.cache import (
 )
 from graftlm.core.grammar.compile import Grammar, compile_spec
 from graftlm.core.grammar.matcher import Matcher
-from graftlm.core.grammar.spec import Choices, JsonSchema, Options, Regex, Spec
+from graftlm.core.grammar.spec import Choices, JsonSchema, Limits, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.grammars import BYTES
 
@@ -162,10 +162,43 @@ def test_what_nobody_waits_for_any_more_is_not_compiled() -> None:
         future.abandon()
     compiler.go.set()
     assert shared.result(10).matcher()
-    assert held[0].result(10).matcher()
+    assert held[1].result(10).matcher()
+    assert isinstance(held[0].exception(10), RequestCancelled)
     assert isinstance(dropped.exception(10), RequestCancelled)
     assert Regex("d") not in compiler.compiled
     assert cache.get(Regex("d"), BYTES).matcher()
+
+
+def test_a_compilation_used_to_go_on_after_its_last_request_had_ended() -> None:
+    limits = Limits(states=1 << 30, memory_bytes=1 << 40, seconds=600)
+    future = GrammarCache().submit(Regex("(a|b)*a(a|b){30}"), BYTES, limits=limits)
+    assert isinstance(future, Compilation)
+    time.sleep(2 * QUICK.seconds)
+    future.abandon()
+    assert isinstance(future.exception(60), RequestCancelled)
+
+
+def test_a_request_that_comes_while_a_compilation_is_given_up_gets_its_grammar() -> None:
+    begun, given_up, compiled = threading.Event(), threading.Event(), []
+
+    def compiler(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+        compiled.append(spec)
+        if len(compiled) == 1:
+            begun.set()
+            assert given_up.wait(10)
+            try:
+                check()
+            finally:
+                cache.submit(spec, vocabulary)  # after the check, before the cache learns of it
+        return compile_spec(spec, vocabulary, options)
+
+    cache = GrammarCache(compiler=compiler)
+    future = cache.submit(Regex("[ab]"), BYTES)
+    assert isinstance(future, Compilation) and begun.wait(10)
+    future.abandon()
+    given_up.set()
+    assert future.result(10).matcher()
+    assert len(compiled) == 2
 
 
 def test_a_full_queue_refuses_new_constraints_and_serves_known_ones() -> None:
