@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +22,7 @@ from graftlm.adapters.server.http.errors import ApiError, invalid_body
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
-    from graftlm.adapters.server.settings import ServerSettings
+    from graftlm.adapters.server.settings import Limits, ServerSettings
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
@@ -53,16 +54,26 @@ class Bodies:
         if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
         raw = bytearray()
+        texts = LongTexts(self._settings.limits, kind.model_fields)
+        num_read, refused = 0, None
         try:
             async for piece in http.stream():
+                num_read += len(piece)
+                if num_read > limit:
+                    raise _too_large(limit)
+                if refused is not None:
+                    continue  # a client that cannot send all of its body does not read the answer
                 raw += piece
                 self.num_held += len(piece)
-                if len(raw) > limit:
-                    raise _too_large(limit)
+                if len(raw) > SMALL_BYTES and (refused := texts.check(raw)) is not None:
+                    self.num_held -= len(raw)
+                    raw.clear()
                 if self.num_held > max(self._settings.limits.held_body_bytes, limit):
                     message = "the bodies that are arriving fill the server's memory for them; try again later"
                     raise ApiError(429, message, kind="rate_limit_error", code="too_many_bodies", retry_after=1)
-            current().num_bytes = len(raw)
+            current().num_bytes = num_read
+            if refused is not None:
+                raise refused
             return await self._parse(bytes(raw), kind)
         finally:
             self.num_held -= len(raw)
@@ -120,6 +131,66 @@ def _remove(body: Any, path: Sequence[Any]) -> bool:
             return False
         body = body[part]
     return isinstance(body, dict) and body.pop(path[-1], _ABSENT) is not _ABSENT
+
+
+class LongTexts:
+    """Finds texts that are longer than their limit while a body arrives, so that it is neither stored nor parsed.
+
+    Sound, not complete: each refused body would be refused after parsing, where those that pass are checked.
+    """
+
+    def __init__(self, limits: Limits, fields: Container[str]) -> None:
+        known = {"cache_salt": limits.salt_chars, "stop": limits.stop_chars}
+        known |= dict.fromkeys(_CONSTRAINTS, limits.constraint_chars)
+        self._limits = {f'"{name}"'.encode(): most for name, most in known.items() if name in fields}
+        self._num_read = 0
+        self._found: dict[tuple[bytes, int], bool] = {}  # names, where their texts begin, whether they are members
+
+    def check(self, raw: bytearray) -> ApiError | None:
+        """Read the bytes that are new since the last call; return the error of a text that is too long."""
+        start, self._num_read = max(0, self._num_read - _MOST_NAME), len(raw)
+        for name in self._limits:
+            at = raw.find(name, start, _MOST_BEFORE)
+            while at >= 0 and len(self._found) < _MOST_FOUND:
+                begins = _BEGIN.match(raw, at + len(name))
+                if begins is not None and (name, begins.end()) not in self._found:
+                    self._found[name, begins.end()] = _is_member(raw, at)
+                at = raw.find(name, at + len(name), _MOST_BEFORE)
+        for (name, at), is_member in self._found.items():
+            if is_member and (error := self._check_one(name, raw, at)) is not None:
+                return error
+        return None
+
+    def _check_one(self, name: bytes, raw: bytearray, begin: int) -> ApiError | None:
+        limit = self._limits[name]
+        most = begin + 12 * limit + 12  # a character takes at most 12 bytes: two escapes
+        end = raw.find(b'"', begin, most)
+        text = bytes(raw[begin : most if end < 0 else end])
+        num_bytes = 12 if b"\\" in text else 1 if text.isascii() else 4
+        if len(text) // num_bytes <= limit:
+            return None
+        field = name.decode().strip('"')
+        message = f"{field} has more than {limit:,} characters; send fewer"
+        return ApiError(400, message, param=field, code="invalid_value")
+
+
+_CONSTRAINTS = ("regex", "ebnf", "guided_regex", "guided_grammar")
+_BEGIN = re.compile(rb'\s{0,32}:\s{0,32}"')
+_MOST_NAME = 128  # bytes of a name, the colon and blanks around it
+_MOST_BEFORE, _MOST_FOUND = 256 << 10, 8
+"""Bytes before a text, and number of texts, that are checked on the event loop, in at most 10 ms a body."""
+
+
+def _is_member(raw: bytearray, at: int) -> bool:
+    """Return True if the name at this place is a member of the body's object, not of one inside it or in a text."""
+    before = bytes(raw[:at])
+    if b"\\" in before:
+        before = before.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    codes = np.frombuffer(before, np.uint8)
+    outside = np.cumsum(codes == ord('"'), dtype=np.uint8) & 1 == 0
+    opened = np.count_nonzero(outside & ((codes == ord("{")) | (codes == ord("["))))
+    closed = np.count_nonzero(outside & ((codes == ord("}")) | (codes == ord("]"))))
+    return bool(len(codes)) and bool(outside[-1]) and opened - closed == 1
 
 
 def count_json(raw: bytes, most_members: int, most_values: int) -> tuple[int, int]:

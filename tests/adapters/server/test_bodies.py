@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from graftlm.adapters.server import bodies
-from graftlm.adapters.server.bodies import count_json
+from graftlm.adapters.server.bodies import LongTexts, count_json
+from graftlm.adapters.server.settings import Limits
 
 
 def value(rng: random.Random, depth: int = 0) -> Any:
@@ -43,3 +44,31 @@ def test_elements_are_counted_and_counting_ends_at_a_limit(monkeypatch: pytest.M
     assert count_json(raw, 10**9, 10**9) == (2, 505)
     monkeypatch.setattr(bodies, "_PIECE", 64)
     assert 20 < count_json(raw, 10**9, 20)[1] < 100
+
+
+LIMITS = Limits(salt_chars=10, stop_chars=20, constraint_chars=30)
+FIELDS = ("cache_salt", "stop", "regex")
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"cache_salt": "s" * 10}, None),
+        ({"cache_salt": "s" * 11}, "cache_salt has more than 10"),
+        ({"a": [{"b": '"}'}], "regex": "r" * 31}, "regex has more than 30"),
+        ({"cache_salt": "é" * 10, "stop": "\n" * 20}, None),
+        ({"cache_salt": "é" * 300}, "cache_salt has more than 10"),
+        ({"a": {"regex": "r" * 99}, "b": [{"stop": "s" * 99}]}, None),
+        ({"a": '\\"regex": "' + "r" * 99}, None),
+        ({"a": 'x", "regex": "' + "r" * 99}, None),
+        ({"guided_regex": "r" * 99}, None),
+        ({"regex": {"regex": "r" * 99}, "stop": ["s" * 9]}, None),
+    ],
+)
+def test_a_long_text_is_found_before_the_body_has_arrived(given: Any, refused: str | None, size: int) -> None:
+    raw, texts, error = json.dumps(given, ensure_ascii="é" not in str(given)).encode(), LongTexts(LIMITS, FIELDS), None
+    for end in range(0, len(raw) + size, size):
+        error = error or texts.check(bytearray(raw[:end]))
+    assert (error is None) == (refused is None)
+    assert error is None or str(error.error["message"]).startswith(refused or "")
