@@ -15,6 +15,8 @@ class Limits:
 
     header_bytes, headers  size and number of a request's headers; more get status 431.
     header_s, body_s       seconds in which the headers and the body of a request must arrive.
+    write_s                seconds in which a client must read the bytes of an answer that wait for it (about 64 KiB);
+                           then its connection is closed and its request cancelled.
     connections_per_client connections of one address; beyond them, the one that has waited longest is closed.
     held_body_bytes        bytes of all bodies that are arriving; a body beyond them gets status 429.
     held_media_bytes       bytes of pictures and videos of all requests, as sent and as processed; more get status 429.
@@ -33,6 +35,7 @@ class Limits:
     headers: int = 256
     header_s: float = 20.0
     body_s: float = 60.0
+    write_s: float = 60.0
     connections_per_client: int = 1024
     held_body_bytes: int = 128 << 20
     held_media_bytes: int = 2 << 30

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ LINGER_S = 1.0
 
 CHUNK_OVERHEAD = 8
 """Bytes beside each byte of a body in chunks: a chunk of one byte has five. More are trailers or extensions."""
+
+SEND_BYTES = 256 << 10
+"""Bytes of answers that the system holds for a connection whose client does not read; it would hold 4 MB by itself."""
 
 SAY_EVERY_S = 10.0
 
@@ -93,7 +97,8 @@ class Connections:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of Uvicorn that bounds the bytes, the number and the time of headers, and the time of a body.
+    """A connection of Uvicorn that bounds the bytes, the number and the time of headers, the time of a body, and the
+    time in which the client reads an answer.
 
     name  the client's address
     """
@@ -111,10 +116,14 @@ class Connection(HttpToolsProtocol):
         self._num_extra = 0  # bytes of chunk sizes, extensions and trailers
         self._timer: asyncio.TimerHandle | None = None
         self._times_head = True
+        self._writer_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.name = str(self.client[0]) if self.client else ""
+        peer = transport.get_extra_info("socket")
+        if peer is not None:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         if not self._connections.enter(self):
             text = f"{self.name} has {self._limits.connections_per_client} connections that are all in use; close some"
             self._refuse(429, text, "too_many_connections")
@@ -124,6 +133,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.leave(self)
         self._unwatch()
+        self._taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -177,6 +187,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._waits_for_reader()
         if not self.transport.is_closing() and not self.pipeline:
             self._connections.waits(self)
 
@@ -206,6 +218,37 @@ class Connection(HttpToolsProtocol):
             self._refuse(408, f"the headers took longer than {self._limits.header_s:g} s", "header_timeout")
         else:
             self._refuse(408, f"the body took longer than {self._limits.body_s:g} s", "body_timeout")
+
+    # -- slow readers ----------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._waits_for_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def _waits_for_reader(self) -> None:
+        """Note that bytes of an answer wait for the client. It must read most of them in time."""
+        if self._writer_timer is None:
+            self._writer_timer = self.loop.call_later(self._limits.write_s, self._not_read)
+
+    def _taken(self) -> None:
+        if self._writer_timer is not None:
+            self._writer_timer.cancel()
+            self._writer_timer = None
+
+    def _not_read(self) -> None:
+        """Close the connection, which cancels its request."""
+        self._writer_timer = None
+        if not self.transport.get_write_buffer_size():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            access_of(self.cycle.scope).reason = "reads_too_slowly"  # type: ignore[arg-type]
+        else:
+            log.info("%s reason=reads_too_slowly", self.name or "-")  # the answer was complete and logged
+        self.transport.abort()
 
     # -- refusal ---------------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ MORE_MB = 200
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Without a key; heads have two seconds, bodies three, requests ten."""
-    limits = ("header_s=2", "body_s=3", "connections_per_client=64", "held_body_bytes=40000000")
+    """Without a key; heads have two seconds, bodies and readers three, requests ten."""
+    limits = ("header_s=2", "body_s=3", "write_s=3", "connections_per_client=64", "held_body_bytes=40000000")
     given = [part for limit in limits for part in ("--limit", limit)]
     given += [
         "--max-open-requests",
