@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Regex as Regex,
     )
     from graftlm.core.grammar.vocabulary import Vocabulary as Vocabulary
+    from graftlm.core.media.limits import MediaLimits as MediaLimits
     from graftlm.core.metrics import (
         CacheReport as CacheReport,
         Stats as Stats,
@@ -94,6 +95,7 @@ _HOME = {
     "graftlm.core.grammar.compile": ("Grammar",),
     "graftlm.core.grammar.spec": ("Choices", "JsonSchema", "Lark", "Regex"),
     "graftlm.core.grammar.vocabulary": ("Vocabulary",),
+    "graftlm.core.media.limits": ("MediaLimits",),
     "graftlm.core.metrics": ("CacheReport", "Stats"),
     "graftlm.core.program.primitives": ("beam", "best_of", "chain_of_thought", "map", "vote"),
     "graftlm.core.program.program": ("program", "set_default_runtime"),

@@ -26,6 +26,7 @@ from graftlm.adapters.server.settings import Limits, ServerSettings
 from graftlm.core.config import CacheConfig, SchedulerConfig, reject_unknown
 from graftlm.core.constraint import prepare_llguidance
 from graftlm.core.errors import ConfigError, GraftError
+from graftlm.core.media.limits import MediaLimits
 from graftlm.core.runtime import Runtime
 
 log = logging.getLogger("graftlm.server")
@@ -40,7 +41,7 @@ CLOSE_S = 5.0
 def read_options(given: Iterable[str]) -> dict[str, Any]:
     """Parse options of a runtime from NAME=VALUE; `cache.max_tokens=4096` sets a field of `cache`."""
     options: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {"cache": {}, "schedule": {}}
+    parts: dict[str, dict[str, Any]] = {"cache": {}, "schedule": {}, "media": {}}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
@@ -51,9 +52,9 @@ def read_options(given: Iterable[str]) -> dict[str, Any]:
             read = value
         whole, dot, field = name.strip().replace("-", "_").partition(".")
         if dot and whole not in parts:
-            raise ConfigError(f"option {name!r} is unknown; only cache and schedule have fields")
+            raise ConfigError(f"option {name!r} is unknown; only cache, schedule and media have fields")
         (parts[whole] if dot else options)[field if dot else whole] = read
-    for name, kind in (("cache", CacheConfig), ("schedule", SchedulerConfig)):
+    for name, kind in (("cache", CacheConfig), ("schedule", SchedulerConfig), ("media", MediaLimits)):
         if parts[name]:
             try:
                 options[name] = kind(**parts[name])

@@ -1,4 +1,6 @@
-"""Attacks on `graftlm serve sprout` beside a steady client: its p50 in milliseconds, and the server's memory.
+"""Attacks on `graftlm serve` beside a steady client: its p50 in milliseconds, and the server's memory.
+
+Text goes to sprout, pictures to a random vision model.
 
 Each attack runs in a process of its own, again and again, while this process asks small questions one after the other.
 The baseline is the p50 of the same client without an attack, measured before and after it.
@@ -6,45 +8,57 @@ The baseline is the p50 of the same client without an attack, measured before an
 
 from __future__ import annotations
 
+import base64
 import http.client
+import io
+import itertools
 import json
 import re
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.harness import Options, Row
+from graftlm.testing.random_vision import save_vision_model
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
 MESSAGE = {"role": "user", "content": "a"}
 MORE_MB = 200
+MORE_PICTURE_MB = 700  # 256 MB of processed pictures are kept, and one of 33 million pixels is decoded in 400 MB
 CHATS = "/v1/chat/completions"
 
 
 def run(options: Options) -> Iterator[Row]:
     seconds = options.choose(2, 10)
     with TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        command = [sys.executable, "-m", "graftlm", "serve", "sprout", "--port", "0"]
-        with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as server:
-            try:
-                port = _port(log)
-                _took_ms(port, seconds)
-                for name in ATTACKS:
-                    yield from _attacked(name, port, server.pid, seconds)
-            finally:
-                server.terminate()
+        yield from _served("sprout", Path(folder) / "log", TEXTS, MORE_MB, seconds)
+        model = save_vision_model("qwen2_5_vl", Path(folder) / "model")
+        yield from _served(str(model), Path(folder) / "pictures.log", PICTURES, MORE_PICTURE_MB, seconds)
 
 
-def _attacked(name: str, port: int, pid: int, seconds: float) -> Iterator[Row]:
+def _served(model: str, log: Path, attacks: Iterable[str], more_mb: float, seconds: float) -> Iterator[Row]:
+    command = [sys.executable, "-m", "graftlm", "serve", model, "--port", "0"]
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as server:
+        try:
+            port = _port(log)
+            _took_ms(port, seconds)
+            for name in attacks:
+                yield from _attacked(name, port, server.pid, seconds, more_mb)
+        finally:
+            server.terminate()
+
+
+def _attacked(name: str, port: int, pid: int, seconds: float, most_mb: float) -> Iterator[Row]:
     before, before_mb = _took_ms(port, seconds), _memory_mb(pid)
     command = [sys.executable, "-m", "bench.hostile.attacks", name, str(port), str(seconds + 1)]
     with subprocess.Popen(command) as attacker:
@@ -57,7 +71,7 @@ def _attacked(name: str, port: int, pid: int, seconds: float) -> Iterator[Row]:
     yield Row("attacks", what, middle, "ms", baseline=base, ratio=middle / base, floor=1.2, at_most=True)
     yield Row("attacks", f"{name}: slowest answer", max(during), "ms", baseline=max(without))
     more_mb = _memory_mb(pid) - before_mb
-    yield Row("attacks", f"{name}: memory above", more_mb, "MB", floor=MORE_MB, at_most=True)
+    yield Row("attacks", f"{name}: memory above", more_mb, "MB", floor=most_mb, at_most=True)
 
 
 def _port(log: Path) -> int:
@@ -138,7 +152,61 @@ def _schemas(port: int) -> None:
     _raw(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body, waits_s=0.2)(port)
 
 
-ATTACKS: dict[str, Callable[[], Callable[[int], None]]] = {
+def _pictures(make: Callable[[int], str]) -> Callable[[], Callable[[int], None]]:
+    """Send a picture, another one each time. make: its URL by a number"""
+
+    def prepare() -> Callable[[int], None]:
+        numbers = itertools.count()
+
+        def attack(port: int) -> None:
+            part = {"type": "image_url", "image_url": {"url": make(next(numbers))}}
+            _post({**CHAT, "messages": [{"role": "user", "content": [part]}]})(port)
+
+        return attack
+
+    return prepare
+
+
+def _url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def _encoded(width: int, height: int, shade: int = 0) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (shade % 256, shade // 256 % 256, 9)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _truncated(number: int) -> str:
+    data = _encoded(640, 480, number)
+    return _url(data[: 40 + number * 7919 % (len(data) - 60)])
+
+
+def _stated(number: int) -> str:
+    """A PNG that states a larger size than it has."""
+    data = _encoded(8, 8)
+    head = data[12:16] + struct.pack(">II", 30_000, 30_000 + number) + data[24:29]
+    return _url(data[:12] + head + struct.pack(">I", zlib.crc32(head)) + data[33:])
+
+
+_INSIDE = (
+    "http://127.0.0.1:22/",
+    "https://169.254.169.254/latest",
+    "https://localhost/",
+    "file:///etc/passwd",
+    "/dev/zero",
+)
+
+PICTURES = {
+    "truncated pictures": _pictures(_truncated),
+    "pictures of 900 million pixels": _pictures(_stated),
+    "pictures of 33 million pixels": _pictures(lambda number: _url(_encoded(5700, 5800, number))),
+    "paths and addresses inside": _pictures(lambda number: _INSIDE[number % len(_INSIDE)]),
+    "20 MB that are no picture": _pictures(lambda number: _url(b"%d" % number + b"\0" * 19_000_000)),
+}
+TEXTS: dict[str, Callable[[], Callable[[int], None]]] = {
     "a header without an end": lambda: _raw(HEAD + b"x: " + b"a" * (50 << 20)),
     "100,000 headers": lambda: _raw(HEAD + b"".join(b"x-%d: b\r\n" % i for i in range(100_000))),
     "900 half-sent heads": lambda: _half_sent,
@@ -154,6 +222,7 @@ ATTACKS: dict[str, Callable[[], Callable[[int], None]]] = {
     "a regex of 8 MB": lambda: _post({**CHAT, "regex": "a" * (8 << 20)}),
     "schemas whose clients have gone": lambda: _schemas,
 }
+ATTACKS = {**TEXTS, **PICTURES}
 """Attacks by name; each value prepares one, to be run many times."""
 
 

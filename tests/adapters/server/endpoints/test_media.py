@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 import graftlm as gl
 from graftlm.adapters.server import ServerSettings
 from graftlm.adapters.server.app import Server
-from tests.core.media.test_loading import encoded
+from graftlm.adapters.server.settings import Limits
+from graftlm.testing.random_vision import save_vision_model
+from tests.core.media.test_loading import PICTURE, encoded, png
 from tests.core.remote.models import answers
 from tests.core.remote.server import Server as Endpoint
 from tests.served import Served
@@ -131,3 +135,83 @@ async def test_an_endpoint_gets_pictures_of_every_dialect(
     answer = await client.post(CHAT, json=body_of(CHAT, picture("/etc/passwd")))
     assert answer.status_code == 400 and "not below an --allowed-media-path" in answer.text
     assert len(endpoint.requests) == num
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gl.Runtime]:
+    folder = save_vision_model("qwen2_5_vl", tmp_path_factory.mktemp("vision"))
+    with gl.Runtime(str(folder), dtype="float32") as runtime:
+        runtime.load()
+        yield runtime
+
+
+@contextlib.asynccontextmanager
+async def served(runtime: gl.Runtime, **limits: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Server]]:
+    server = Server(runtime, ServerSettings(limits=Limits(**limits)))
+    async with server._lifespan(None):  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app=server, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=120) as client:
+            yield client, server
+
+
+async def test_a_vision_model_answers_in_every_dialect(seeing: gl.Runtime) -> None:
+    """The usage counts the tokens of the picture, and all dialects have the same prompt."""
+    source = {"type": "base64", "media_type": "image/png", "data": TEXT}
+    see = {"type": "text", "text": "see"}
+    async with served(seeing) as (client, server):
+
+        async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            answer = (await client.post(path, json=body)).raise_for_status()
+            found: dict[str, Any] = answer.json()
+            return found
+
+        chat = await ask(CHAT, body_of(CHAT, [*picture(URL)[::-1]]))
+        num = chat["usage"]["prompt_tokens"]
+        assert num > (await ask(CHAT, body_of(CHAT, "see")))["usage"]["prompt_tokens"]
+        parts = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "see"}]
+        assert (await ask(RESPONSES, body_of(RESPONSES, parts)))["usage"]["input_tokens"] == num
+        content = [{"type": "image", "source": source}, see]
+        message = await ask(MESSAGES, body_of(MESSAGES, content))
+        assert message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"] == num
+        counted = await ask(f"{MESSAGES}/count_tokens", body_of("count", content))
+        tokens = await ask("/tokenize", body_of("/tokenize", picture(URL)[::-1]))
+        assert counted["input_tokens"] == tokens["count"] == num
+        ollama = {"messages": [{"role": "user", "content": "see", "images": [TEXT]}], "stream": False}
+        assert (await ask("/api/chat", ollama))["prompt_eval_count"] == num
+        assert server.media.num_held < 1 << 20
+
+
+async def test_bad_pictures_end_alone(seeing: gl.Runtime) -> None:
+    """Truncated files, bombs, foreign addresses and other formats among good requests of text and pictures."""
+    bad = [
+        *(PNG[:cut] for cut in range(8, len(PNG) - 30, 2)),
+        *(png(20_000 + i, 20_000) for i in range(10)),
+        *(encoded(kind="TIFF"), b"", b"\0" * 100_000),
+    ]
+    urls = [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in bad]
+    urls += [
+        "https://169.254.169.254/",
+        "http://localhost/",
+        "/dev/zero",
+        "file:///etc/passwd",
+        "data:,",
+        "javascript:1",
+    ]
+    good = [body_of(CHAT, "hello"), body_of(CHAT, picture(URL))] * 10
+    async with served(seeing) as (client, server):
+
+        async def status(body: dict[str, Any]) -> int:
+            return (await client.post(CHAT, json=body)).status_code
+
+        statuses = await asyncio.gather(*(status(body_of(CHAT, picture(url))) for url in urls), *map(status, good))
+        assert statuses == [400] * len(urls) + [200] * len(good)
+        assert server.media._arriving == 0
+
+
+async def test_the_bytes_of_pictures_are_bounded(seeing: gl.Runtime) -> None:
+    async with served(seeing, held_media_bytes=1000) as (client, _):
+        large = f"data:image/png;base64,{base64.b64encode(encoded(PICTURE.resize((90, 60)))).decode()}"
+        answers = await asyncio.gather(*(client.post(CHAT, json=body_of(CHAT, picture(large))) for _ in range(4)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert refused and len(refused) < 4
+        assert "pictures of open requests fill the server's 1,000 bytes" in refused[0].text
