@@ -1,10 +1,12 @@
 """Decode steps and prefill of a model with quantised weights, beside bfloat16, on one GPU.
 
     python -m bench.gpu.quantised [--formats bf16,fp8,int8,int4,awq] [--steps 1,16,64,256,p1] [--layers 32] [--tiny]
+    python -m bench.gpu.quantised --shape gpt-oss-20b --formats plain,mxfp4 --steps 48x2200,192x700
 
-The model has the shape of Llama 3.1 8B with random weights, which are rounded to each format on the card; the head
-stays plain. Steps are those of bench.gpu.forwards. `bf16` holds 12-bit forms beside its weights, as it does by default,
-`plain` does not. One process measures all formats, so that ratios are of one run.
+The model has random weights in the shape of Llama 3.1 8B, or one of bench.gpu.shapes. Weights of linear layers are
+rounded to each format on the card; the head stays plain. In "mxfp4" experts have random codes instead. A step is
+`ROWSxCONTEXT`, or rows alone for `--context` tokens; `p16` is a prefill of 16 rows. `bf16` holds 12-bit forms beside
+its weights, as it does by default, `plain` does not. One process measures all formats, so that ratios are of one run.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from typing import Any
 
 import torch
 
+from bench.gpu.model import CONFIG
 from bench.gpu.one_tree import MAX_BATCH, MAX_CONTEXT, STEP_TOKENS, TINY, Step, _fill, measure, plan_of
+from bench.gpu.shapes import SHAPES
 from graftlm.core.model.quantised.rounding import rounded
+from graftlm.kernels.codes.expert_codes import ExpertCodes, put_experts
 from graftlm.kernels.quantised_modules import put_quantised
 from graftlm.kernels.quantised_weight import QuantisedWeight
 
@@ -44,21 +49,48 @@ def quantised(weight: torch.Tensor, name: str) -> QuantisedWeight:
     return rounded(weight, name)  # type: ignore[arg-type]
 
 
-def build(name: str, layers: int, num_slots: int, tiny: bool) -> tuple[Any, Any]:
+def random_experts(model: Any) -> dict[str, ExpertCodes]:
+    """Return random codes in MXFP4 for all experts of a model, whose parameters are freed."""
+    found = {}
+    for path, parameter in model.named_parameters():
+        if parameter.dim() == 3 and path.endswith(("gate_up_proj", "down_proj")):
+            transposed = bool(getattr(model.get_submodule(path.rpartition(".")[0]), "is_transposed", False))
+            num_experts, n, k = parameter.transpose(1, 2).shape if transposed else parameter.shape
+            codes = torch.randint(256, (num_experts * n, k // 2), dtype=torch.uint8, device=parameter.device)
+            scale = torch.exp2(torch.randint(-8, -5, (num_experts * n, k // 32), device=parameter.device).float())
+            weight = QuantisedWeight(codes, 4, "e2m1", 32, 1, scale)
+            found[path] = ExpertCodes(weight, num_experts, transposed)
+            parameter.data = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+    return found
+
+
+def step_of(name: str, context: int, tokens: int) -> Step:
+    rows, cross, length = name.partition("x")
+    return Step(name, int(rows), int(length) - 1, 1) if cross else Step.of(name, context, tokens)
+
+
+def shape_of(name: str, layers: int | None, tiny: bool) -> dict[str, Any]:
+    """Return the arguments of AutoConfig.for_model."""
+    shape = {**(SHAPES[name] if name else CONFIG)}
+    shape["num_hidden_layers"] = layers or shape["num_hidden_layers"]
+    if "layer_types" in shape:
+        shape["layer_types"] = shape["layer_types"][: shape["num_hidden_layers"]]
+    if tiny:
+        shape |= {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
+        shape |= {"head_dim": 64, "vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2}
+    return shape
+
+
+def build(name: str, shape: dict[str, Any], num_slots: int, tiny: bool) -> tuple[Any, Any]:
     """Return the runner of a model in a format, and the loaded model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from bench.gpu.model import CONFIG
     from graftlm.core.config import CacheConfig, EngineConfig
     from graftlm.core.engine_builder import build_runner
     from graftlm.core.model.load import load_model
     from graftlm.plugins import manager
     from graftlm.testing.byte_tokenizer import byte_tokenizer
 
-    shape = {**CONFIG, "num_hidden_layers": layers}
-    if tiny:
-        shape |= {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
-        shape |= {"head_dim": 64, "vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2}
     torch.manual_seed(0)
     with torch.device("cuda"):
         config = AutoConfig.for_model(**shape)
@@ -67,10 +99,12 @@ def build(name: str, layers: int, num_slots: int, tiny: bool) -> tuple[Any, Any]
     for path, parameter in model.named_parameters():
         if parameter.dim() >= 2:
             parameter.data.normal_(0.0, 0.02)
-        if path.endswith("_proj.weight") and name not in ("bf16", "plain"):
+        if path.endswith("_proj.weight") and name not in ("bf16", "plain", "mxfp4"):
             held[path] = quantised(parameter.data, name)
             parameter.data = parameter.data.new_empty(0)
     put_quantised(model, held)
+    if name == "mxfp4":
+        put_experts(model, random_experts(model))
     options = EngineConfig.from_options(
         max_model_len=MAX_CONTEXT // TINY if tiny else MAX_CONTEXT, max_step_tokens=STEP_TOKENS, max_batch=MAX_BATCH,
         cache=CacheConfig(max_tokens=num_slots), compact_weights=False if name == "plain" else None,
@@ -89,22 +123,24 @@ def main() -> None:
     parser.add_argument("--steps", default="1,16,64,256,p1")
     parser.add_argument("--context", type=int, default=576)
     parser.add_argument("--tokens", type=int, default=4096, help="of a prefill")
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--shape", default="")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     from bench.gpu.card import Card
 
     context, tokens = (args.context // TINY, args.tokens // TINY) if args.tiny else (args.context, args.tokens)
-    steps = [Step.of(name, context, tokens) for name in args.steps.split(",")]
+    steps = [step_of(name, context, tokens) for name in args.steps.split(",")]
     num_slots = max(step.num_slots for step in steps) + 64
     found: dict[str, Any] = {}
+    shape = shape_of(args.shape, args.layers, args.tiny)
     with Card() as card:
         for name in args.formats.split(","):
             torch.cuda.empty_cache()
             try:
                 before = torch.cuda.memory_allocated()
-                runner, loaded = build(name, args.layers, num_slots, args.tiny)
+                runner, loaded = build(name, shape, num_slots, args.tiny)
                 gc.collect()
                 store = getattr(runner, "eager", runner).attention.store
                 kept = torch.cuda.memory_allocated() - before - sum(x.nbytes for x in (*store.k, *store.v))

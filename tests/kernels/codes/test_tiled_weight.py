@@ -20,6 +20,8 @@ def quantised(n: int, k: int, bits: Any = 4, table: Any = None, group: int = 32,
         codes = (codes & 0x80) | (codes & 0x7F).clamp(max=0x7E)
     groups, block_n = k // group, fields.get("block_n", 1)
     scale = (0.5 + torch.rand(-(-n // block_n), groups, device=DEVICE)).to(fields.get("dtype", torch.float16)) / 16
+    if fields.get("powers"):
+        scale = scale.float().log2().round().exp2()
     zero = fields.get("zero")
     if zero == "each":
         zero = torch.randint(2**bits, (n, groups), dtype=torch.uint8, device=DEVICE)
@@ -40,7 +42,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8 with minima": {"bits": 8, "minimum": True, "group": 32},
     "e4m3 an output": {"bits": 8, "table": "e4m3", "group": 256},
     "e4m3 in blocks": {"bits": 8, "table": "e4m3", "group": 128, "block_n": 128},
-    "e2m1 in 32s": {"table": "e2m1"},
+    "e4m3 in 64s": {"bits": 8, "table": "e4m3", "group": 64},
+    "e2m1 in powers": {"table": "e2m1", "powers": True},
     "e2m1 in 16s": {"table": "e2m1", "group": 16, "dtype": torch.float32},
 }
 
