@@ -235,7 +235,8 @@ class EngineConfig:
     strict           answers do not depend on the batch or the cache in any dtype. A CPU computes everything in
                      float32; on a GPU every sum keeps one order, at the price that docs/gpu.md states.
     seed             seed of requests without one; None draws one.
-    quantization     a quantizer of transformers, by name.
+    quantization     "fp8", "int8" or "int4" rounds linear layers to codes while a model is loaded; other names are
+                     quantizers of transformers.
     activations      "exact": quantised weights multiply activations of `dtype`. "int8": on a CPU they multiply
                      activations rounded to eight bits, with a scale for every 32; faster for several rows.
     revision         branch, tag or commit of a model on the Hugging Face hub; None is its main branch.

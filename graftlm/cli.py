@@ -363,6 +363,32 @@ def warm(
         typer.echo(f"{model} is prepared: {seconds:.1f} s; {folder} holds {num_bytes / 2**20:.1f} MiB")
 
 
+@app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(help="Hugging Face name or local folder of an unquantised model.")],
+    out: Annotated[Path | None, typer.Argument(help="The new folder; by default NAME-SCHEME here.")] = None,
+    to: Annotated[str, typer.Option(help="fp8, int8 or int4.")] = "int4",
+    check: Annotated[bool, typer.Option("--check", help="Print what is lost: KL divergence on English text.")] = False,
+    device: Annotated[str, typer.Option(help="Where weights are rounded and compared.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Write a model with rounded weights, in the format compressed-tensors, which other engines read too."""
+    from graftlm.core.model.description import resolve
+    from graftlm.core.model.quantised.rounded_model import scheme_of, write_rounded
+    from graftlm.core.model.weights import choose_device
+
+    scheme = scheme_of(to)
+    folder = out or Path(f"{Path(model).name}-{scheme}")
+    found = write_rounded(resolve(model), folder, scheme, check=check, device=choose_device(device))
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if as_json:
+        print_json({"folder": str(folder), "bytes": num_bytes, **(found._asdict() if found else {})})
+        return
+    typer.echo(f"{folder} holds {num_bytes / 2**20:.1f} MiB of weights in {scheme}")
+    if found is not None:
+        typer.echo(f"KL divergence {found.kl:.4f} nats a token; {found.same_top:.1%} of tokens have the same top token")
+
+
 grammars = typer.Typer(help="Constraints: what becomes of a schema.", no_args_is_help=True)
 app.add_typer(grammars, name="grammar")
 

@@ -27,6 +27,8 @@ from graftlm.core.model.quantised.format_check import (
     quantization_of,
     tensor_header,
 )
+from graftlm.core.model.quantised.rounded_model import round_model, scheme_of
+from graftlm.core.model.quantised.rounding import SCHEMES
 from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ _QUANTIZATIONS: dict[str, Callable[[], Any]] = {
     "hqq-4bit": lambda: _transformers("HqqConfig")(nbits=4, group_size=64),
     "quanto-int8": lambda: _transformers("QuantoConfig")(weights="int8"),
     "quanto-int4": lambda: _transformers("QuantoConfig")(weights="int4"),
-    "fp8": lambda: _transformers("FineGrainedFP8Config")(),
+    "finegrained-fp8": lambda: _transformers("FineGrainedFP8Config")(),
 }
 """Option `quantization` -> the constructor of transformers' configuration."""
 
@@ -115,7 +117,7 @@ def _quantization_config(name: str) -> Any:
     Raises ConfigError for an unknown name, ModelError if the quantizer's package is missing.
     """
     if name not in _QUANTIZATIONS:
-        raise ConfigError(f"quantization is {name!r}; use one of {', '.join(sorted(_QUANTIZATIONS))}")
+        raise ConfigError(f"quantization is {name!r}; use one of {', '.join((*SCHEMES, *sorted(_QUANTIZATIONS)))}")
     try:
         return _QUANTIZATIONS[name]()
     except ImportError as error:
@@ -133,8 +135,11 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     if method in METHODS and (quantised := read_quantised(source, config, device)) is not None:
         return quantised
     options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
-    if config.quantization is not None:
+    scheme = config.quantization if config.quantization in SCHEMES else None
+    if config.quantization is not None and scheme is None:
         options["quantization_config"] = _quantization_config(config.quantization)
+    if scheme is not None and options["dtype"] == "auto":
+        options["dtype"] = torch.bfloat16
     may_not_fit = device.type == "cuda" or may_be_too_large(source, device)
     if config.quantization is None and may_not_fit and (described := _described(source, config, device)) is not None:
         check_weights_fit(source, described, device)
@@ -162,6 +167,8 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
         )
     if device.type == "cpu" and config.dtype == "auto" and dtype_of(loaded) is torch.float16:
         loaded = loaded.float()  # half precision has no fast matmul on CPUs
+    if scheme is not None:
+        round_model(loaded, scheme_of(scheme), device, source)
     return loaded
 
 
