@@ -15,12 +15,12 @@ from torch import nn
 
 from graftlm.core.tensor_parallel.ranks import REDUCE
 from graftlm.kernels.activation import Activation, gate_by_torch
-from graftlm.kernels.linear_dispatch import SumParts
 from graftlm.kernels.norm import Addition, Norm
 from graftlm.kernels.weight import Weight, weight_of
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.mixtures import Mixture
+    from graftlm.kernels.linear_dispatch import SumParts
 
 
 def allclose(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> bool:

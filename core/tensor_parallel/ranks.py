@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from graftlm.core.errors import ConfigError
-from graftlm.core.tensor_parallel.sums import Sums, sums_on
-from graftlm.kernels.norm import Norm
+
+if TYPE_CHECKING:
+    from graftlm.core.tensor_parallel.sums import Sums
+    from graftlm.kernels.norm import Norm
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Ranks:
 
     def agree(self, mine: Meeting) -> Meeting:
         """Meet the other ranks, which have loaded their shards too. -> what all have in common; sums are live then"""
+        from graftlm.core.tensor_parallel.sums import sums_on
+
         common = self.meet(mine)
         self._sums = sums_on(self.device, self.rank, self.size, self._store)
         self.live = True
