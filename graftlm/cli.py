@@ -231,6 +231,9 @@ def serve(
     model_alias: Annotated[
         list[str] | None, typer.Option(help="Another name of the model, beside its own; may be given again.")
     ] = None,
+    embedding_model: Annotated[
+        str | None, typer.Option(help="FOLDER or NAME=FOLDER of sentence-transformers or a cross-encoder.")
+    ] = None,
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option(help="Pages of this origin may use the server, as https://app.example; '*' for all."),
@@ -294,7 +297,7 @@ def serve(
         options = {"engine": "ray", **options, "replicas": replicas}
     if tensor_parallel > 1:
         options = {**options, "tensor_parallel": tensor_parallel}
-    process.serve(model, settings, options)
+    process.serve(model, settings, options, embedding_model=embedding_model)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

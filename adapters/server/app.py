@@ -19,6 +19,7 @@ from starlette.routing import Route
 from graftlm.adapters.server.access import access_of, current, shown
 from graftlm.adapters.server.bodies import SMALL_BYTES, AnyBody, Bodies
 from graftlm.adapters.server.dialects.routes import dialect_routes
+from graftlm.adapters.server.embeddings.routes import Embeddings
 from graftlm.adapters.server.endpoints.body import Body
 from graftlm.adapters.server.endpoints.chat import ChatBody, ChatWriter
 from graftlm.adapters.server.endpoints.completions import CompletionBody, CompletionWriter
@@ -39,6 +40,7 @@ from graftlm.core.errors import ConfigError, GraftError
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from graftlm.adapters.server.embeddings.model import EmbeddingModel
     from graftlm.adapters.server.endpoints.prompt_fields import PromptScore
     from graftlm.core.chat.tool_format import ToolFormat
     from graftlm.core.request import Request
@@ -56,7 +58,13 @@ class Server:
     sends_outside_tasks  True if `send` may be called from a callback of the loop, as with uvicorn.
     """
 
-    def __init__(self, runtime: Runtime, settings: ServerSettings | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: ServerSettings | None = None,
+        *,
+        embedding_model: EmbeddingModel | None = None,
+    ) -> None:
         self.runtime = runtime
         self.settings = settings or ServerSettings()
         named = self.settings.model_names or (runtime.model_name,)
@@ -67,6 +75,7 @@ class Server:
         self.media = Media(runtime, self.settings)
         self.metrics = Metrics(runtime, self.model_names[0])
         self._history = History(self)
+        self.embeddings = Embeddings(self, embedding_model)
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
@@ -75,6 +84,7 @@ class Server:
             *token_routes(self),
             *page_routes(self, self._history),
             *openapi_routes(self),
+            *self.embeddings.routes(),
         ]
         handlers: Any = {ApiError: _answer_error, HTTPException: _answer_route, ClientDisconnect: _answer_nobody}
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)

@@ -24,6 +24,7 @@ log = logging.getLogger("graftlm.server")
 _ID = re.compile(rb"[\w.:-]{1,128}")
 GENERATING = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+    + ("/v1/embeddings", "/v1/rerank", "/v1/score", "/embeddings", "/rerank", "/score", "/api/embed")
 )
 
 

@@ -21,6 +21,7 @@ import uvicorn
 
 from graftlm.adapters.server.access import LineFormatter
 from graftlm.adapters.server.app import Server
+from graftlm.adapters.server.embeddings.model import EmbeddingModel
 from graftlm.adapters.server.http.connection import Connection, Connections
 from graftlm.adapters.server.settings import Limits, ServerSettings
 from graftlm.core.config import CacheConfig, SchedulerConfig, reject_unknown
@@ -93,15 +94,19 @@ def read_limits(given: Iterable[str]) -> Limits:
     return Limits(**values)  # type: ignore[arg-type]
 
 
-def serve(model: str, settings: ServerSettings, options: dict[str, Any]) -> None:
-    """Serve `model` until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
+def serve(model: str, settings: ServerSettings, options: dict[str, Any], *, embedding_model: str | None = None) -> None:
+    """Serve `model` until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start.
+
+    embedding_model  the folder of an embedding model to serve beside it, or NAME=FOLDER
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     runtime = Runtime(model, **options)
+    embeds = None if embedding_model is None else EmbeddingModel(embedding_model)
     listener = listen(settings.host, settings.port)
     try:
-        process = Process(Server(runtime, settings), listener)
+        process = Process(Server(runtime, settings, embedding_model=embeds), listener)
         process.run()
     finally:
         listener.close()

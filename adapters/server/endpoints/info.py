@@ -42,6 +42,17 @@ def info_routes(server: Server) -> list[Route]:
 
     async def models(http: HttpRequest) -> Response:
         data = await asyncio.to_thread(lambda: [card(name) for name in server.model_names])
+        if (embeds := server.embeddings.model) is not None:
+            named = {
+                "id": embeds.name,
+                "object": "model",
+                "created": created,
+                "owned_by": "graftlm",
+                "root": embeds.name,
+            }
+            can = ["score", "rerank"] if embeds.is_cross_encoder else ["embedding", "score", "rerank"]
+            lengths = {"max_model_len": embeds.max_tokens, "context_length": embeds.max_tokens}
+            data.append({**named, "parent": None, **lengths, "capabilities": can})
         return JSONResponse({"object": "list", "data": data})
 
     async def model(http: HttpRequest) -> Response:

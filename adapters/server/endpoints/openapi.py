@@ -15,6 +15,7 @@ import graftlm
 from graftlm.adapters.server.dialects.messages import CountBody, MessagesBody
 from graftlm.adapters.server.dialects.ollama import GenerateBody, OllamaChatBody, ShowBody
 from graftlm.adapters.server.dialects.responses import ResponsesBody
+from graftlm.adapters.server.embeddings.routes import EmbedBody, EmbeddingsBody, RerankBody, ScoreBody
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.endpoints.completions import CompletionBody
 from graftlm.adapters.server.endpoints.tokens import DetokenizeBody, TokenizeBody
@@ -33,6 +34,10 @@ _POSTS: dict[str, tuple[type[BaseModel], str, str]] = {
     "/api/chat": (OllamaChatBody, "Ollama", "Answer messages in Ollama's API"),
     "/api/generate": (GenerateBody, "Ollama", "Answer a prompt in Ollama's API"),
     "/api/show": (ShowBody, "Ollama", "Describe the model"),
+    "/v1/embeddings": (EmbeddingsBody, "embeddings", "Embed texts"),
+    "/v1/score": (ScoreBody, "embeddings", "Score pairs of texts"),
+    "/v1/rerank": (RerankBody, "embeddings", "Rank documents by a query"),
+    "/api/embed": (EmbedBody, "Ollama", "Embed texts in Ollama's API"),
     "/tokenize": (TokenizeBody, "tokens", "Encode a text or messages"),
     "/detokenize": (DetokenizeBody, "tokens", "Decode token ids"),
 }
