@@ -17,6 +17,7 @@ GROUPS = {
     "page": "docs/benchmarks.md and bench/notes/workloads.md, their tables written from the committed figures",
     "compiler": "planned programs, reordered prompts: computed tokens, hit rates, beside the same programs without",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
+    "tiers": "cache tiers: chats larger than the pool, cost where nothing is reused",
     "hostile": "attacks on the HTTP server: the p50 of a steady client beside them, the server's memory",
     "serve": "the HTTP server beside the runtime in process, CPU time of a chunk, replicas on Ray",
     "grammar": "constraints: masks, jump-forward, schemas",
