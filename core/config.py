@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache, wraps
@@ -15,6 +16,9 @@ from graftlm.core.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from graftlm.core.kv.radix import Node
+
+LEAST_FOLDER_BYTES = 64 << 20
+"""Bytes: a smaller cache folder would hold a few hundred tokens of a usual model."""
 
 EvictionKey = Callable[["Node"], Any]
 _Options = TypeVar("_Options")
@@ -171,12 +175,19 @@ class CacheConfig:
     states: int | None = None
     dtype: Literal["auto", "model", "compact", "fp8", "int8"] = "auto"
     host_bytes: int | None = None
+    folder: str | os.PathLike[str] | None = None
+    folder_bytes: int = 8 << 30
 
     def __post_init__(self) -> None:
         _check(
             self.dtype in ("auto", "model", "compact", "fp8", "int8"),
             f"the KV dtype is {self.dtype!r}; use 'auto', 'model', 'compact', 'fp8' or 'int8'",
         )
+        _check(
+            self.folder is None or (isinstance(self.folder, str | os.PathLike) and bool(os.fspath(self.folder))),
+            f"folder is {self.folder!r}; give the path of a folder, or None",
+        )
+        _check_whole("folder_bytes", self.folder_bytes, LEAST_FOLDER_BYTES, " bytes")
         for name in ("max_tokens", "max_bytes", "states", "host_bytes"):
             _check_whole(name, getattr(self, name), 1, optional=True)
         _check_switch("enabled", self.enabled)

@@ -78,7 +78,7 @@ class LocalEngine:
         self.runner: Runner = spec.runner
         self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane, spec.num_states)
         if spec.host_tier is not None:
-            self.cache.tiers = CacheTiers(self.cache, spec.host_tier)
+            self.cache.tiers = CacheTiers(self.cache, spec.host_tier, spec.folder)
         self.counters = Counters()
         self.scheduler = Scheduler(config, self.cache, spec.step_tokens, self.counters, clock)
         self.writer = OutputWriter(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
@@ -126,15 +126,17 @@ class LocalEngine:
         self.requests.open_grammars()
         if not (self._step_overlapped() if self.waits_for_device else self._step_synchronous()):
             tiers = self.cache.tiers
-            if tiers is None or not tiers.loads:
+            if tiers is None or not tiers.busy:
                 return False
-            tiers.loads.wait()  # all that waits does so for its prefix
+            tiers.wait()  # all that waits does so for its prefix
         self.prices.ended(time.perf_counter() - started)
         if self.idle and self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
             self._num_tokens_run = 0
             give_back()
         if self.idle:
             self.cache.check_idle()  # free + cached + in use == all slots, and none is in use now
+            if self.cache.tiers is not None:
+                self.cache.tiers.rest()
         return True
 
     def cancel(self, submission_id: int) -> None:

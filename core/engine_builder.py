@@ -12,7 +12,8 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
 from graftlm.core.kv.memory import num_states, pool_size, step_tokens
 from graftlm.core.kv.prefix_cache import SnapshotLane
-from graftlm.core.kv.tiers.build import check_host_bytes, host_tier, refuse_tiers
+from graftlm.core.kv.tiers.build import check_tiers, folder_tier, host_tier, refuse_tiers
+from graftlm.core.kv.tiers.context import weights_identity
 from graftlm.kernels.attention import StrictAttention
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from graftlm.core.engine import LocalEngine
     from graftlm.core.execution.vision import Vision
+    from graftlm.core.kv.tiers.folder import BlockFolder
     from graftlm.core.kv.tiers.loads import HostTier
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.model.qualify import AttentionFactory
@@ -67,6 +69,7 @@ class RunnerSpec:
     host_tier       host memory for evicted KV; None without
     vision          the model's encoder of pictures; None for a model without
     no_pictures     the reason for which prompts with pictures are refused; None where they are read
+    folder          files of KV behind it; None without
     """
 
     runner: Runner
@@ -91,6 +94,7 @@ class RunnerSpec:
     host_tier: HostTier | None = None
     vision: Vision | None = None
     no_pictures: str | None = None
+    folder: BlockFolder | None = None
 
 
 def build_local(
@@ -105,12 +109,14 @@ def build_local(
     from graftlm.kernels.cpu.cores import fit_threads
     from graftlm.plugins import manager
 
-    check_host_bytes(config)
+    check_tiers(config)
     registry = manager.load()
     prepare_constraints(tokenizer)
     fit_threads(config.tensor_parallel)  # before weights are packed, in a layout that may depend on their number
     lease, crew = ModelLease(model), None
     try:
+        keeps = config.cache.folder is not None
+        identity = weights_identity(model) if keeps and not isinstance(model, str) else ""  # before it is changed
         if config.tensor_parallel > 1:
             from graftlm.core.tensor_parallel.crew import Crew
 
@@ -118,7 +124,9 @@ def build_local(
             config = replace(config, device=str(crew.ranks.device))
         with loading_for(crew.ranks if crew is not None else None):
             loaded = registry.models[config.loader](model, config, tokenizer)
-            spec = build_runner(loaded, config, registry.attention)
+            if keeps and isinstance(model, str):
+                identity = weights_identity(model)  # its files may have been downloaded
+            spec = build_runner(loaded, config, registry.attention, identity=identity)
         if crew is not None:
             spec = crew.over(spec)
     except BaseException:
@@ -143,8 +151,13 @@ def build_local(
     return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
 
 
-def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
-    """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
+def build_runner(
+    loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory], *, identity: str = ""
+) -> RunnerSpec:
+    """Allocate the KV pool and put a runner over it, with the attention that the configuration names.
+
+    identity  of the weights, for a folder of KV
+    """
     from graftlm.core.kv.kv_format import kv_format
     from graftlm.core.model.kv_scales import kv_scales
     from graftlm.core.tensor_parallel.ranks import ranks_at_hand
@@ -181,6 +194,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
     device_sampler = DeviceSampler(config.max_batch, loaded.device) if overlap else None
+    host = host_tier(config, store, pool, max_tokens=loaded.max_model_len)
     paged = PagedRunner(loaded, attention, device_sampler.tokens if device_sampler is not None else None, pool)
     runner: Runner = paged
     if loaded.device.type == "cuda":
@@ -207,9 +221,10 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         check_device=partial(_synchronize, loaded.device),
         close=loaded.release,
         num_states=states,
-        host_tier=host_tier(config, store, pool, max_tokens=loaded.max_model_len),
         vision=loaded.vision,
         no_pictures=loaded.no_pictures,
+        host_tier=host,
+        folder=folder_tier(config, loaded, attention, host, identity),
     )
 
 

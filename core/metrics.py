@@ -61,6 +61,7 @@ class TierStats:
     """A cache tier: the tokens and bytes that it holds, the tokens saved in it and loaded from it since the start.
 
     dropped_blocks  of up to 64 tokens, that made room for newer ones
+    capacity        bytes that it may hold; host memory grows in the first seconds while a GPU's driver registers it
     """
 
     tokens: int = 0
@@ -68,6 +69,7 @@ class TierStats:
     saved_tokens: int = 0
     loaded_tokens: int = 0
     dropped_blocks: int = 0
+    capacity: int = 0
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -59,6 +60,9 @@ def opened(size: Size = "tiny", **cache_options: Any) -> Iterator[Runtime]:
         cache=CacheConfig(dtype="model", **cache_options),
     ) as runtime:
         runtime.load()
+        host_bytes = cache_options.get("host_bytes", 0)
+        while host_bytes and runtime.stats().tiers["host"].capacity < 0.9 * host_bytes:
+            time.sleep(0.1)  # a driver registers it
         yield runtime
 
 

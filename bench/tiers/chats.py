@@ -8,7 +8,7 @@ from bench.harness import Options, Row, timed
 from bench.tiers._setup import converse, opened, sizes
 from graftlm.core.metrics import Stats
 
-HOST_BYTES = 24 << 30
+HOST_BYTES = 20 << 30
 """Bytes on a GPU; a tiny model takes a sixteenth of one in a thousand of it."""
 
 

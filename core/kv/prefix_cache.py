@@ -116,8 +116,6 @@ class PrefixCache:
     def start(self, sequence: Sequence) -> int:
         """Lock the cached prefix of `sequence` and make it the sequence's own beginning. -> its length in tokens"""
         ids, first_logit, namespace = sequence.ids, sequence.first_logit, sequence.request.namespace
-        if self.tiers is not None:
-            self.tiers.started(sequence)
         if self.lane is not None:
             num_prompt = sequence.num_prompt_tokens
             return self.lane.start(sequence.number, ids, namespace, first_logit=first_logit, num_prompt=num_prompt)
@@ -126,6 +124,8 @@ class PrefixCache:
             return 0
         limit = self.peek(sequence).length if sequence.prompt.spans else first_logit
         match = self.tree.match(ids[:limit], namespace, with_state=self.states is not None)
+        if self.tiers is not None:
+            self.tiers.started(sequence, match.node)
         self._start_state(sequence, match.node)
         self.tree.lock(match.node)
         kv = sequence.kv
@@ -201,6 +201,8 @@ class PrefixCache:
         self.pool.free(kv.own)
         if kv.node is not None:
             self.tree.unlock(kv.node)
+            if self.tiers is not None:
+                self.tiers.ended(kv.node)
         kv.node, kv.shared, kv.num_shared, kv.own = None, [], 0, []
 
     # -- states of layers that have one ------------------------------------------------------------------------
@@ -306,7 +308,7 @@ class PrefixCache:
         """Free the slots of at least `num_tokens` cached tokens, or of all that are unlocked. Only this evicts."""
         freed = self.tree.evict(num_tokens)
         if self.tiers is not None:
-            self.tiers.flush()
+            self.tiers.saves.flush()
         self.pool.free(freed)
 
     def pin(self, sequence: Sequence) -> int | None:

@@ -23,7 +23,8 @@ class Node:
 
     `locks` counts the running sequences and pins at or below this node; only nodes without locks
     are evicted. `last_access` is a tick of the tree's own clock, `hits` how often a match used the node. `state` is the
-    slot of the model's state after the node's last token (states.py), for a model with layers that have one.
+    slot of the model's state after the node's last token (states.py), for a model with layers that have one. `in_files`
+    says whether it was given to a cache folder.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class Node:
         "namespace",
         "queued",
         "state",
+        "in_files",
     )
 
     def __init__(self, key: Ids, extent: Extent, parent: Node | None, tick: int, namespace: str) -> None:
@@ -52,6 +54,7 @@ class Node:
         self.namespace = namespace
         self.queued = False
         self.state: int | None = None
+        self.in_files = False
 
     @property
     def num_tokens(self) -> int:

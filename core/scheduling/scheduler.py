@@ -97,6 +97,8 @@ class Scheduler:
             self._stop(sequence, publish=publish)
         elif sequence.progress.status == "waiting":
             self.waiting.remove(sequence)
+            if self.cache.tiers is not None:
+                self.cache.tiers.left(sequence)
         sequence.progress.status = "finished"
         self.retry.forget(sequence)
 
@@ -217,14 +219,19 @@ class Scheduler:
                     continue
             elif self._waits_for_leader(sequence, peek, leaders):
                 continue
+            tiers = self.cache.tiers
+            if tiers is not None and tiers.arriving(sequence):
+                headroom += tiers.missing(sequence) + min(GROWTH, max(sequence.remaining, 0))
+                continue
             if not self._fits(sequence, peek, headroom):
-                if not self.running:
+                if not self.running and not (tiers is not None and (tiers.busy or tiers.let_go())):
                     self._fail(sequence)
                     continue
-                return  # what runs will make room; nobody overtakes meanwhile
+                return  # what runs, or is loaded, will make room; nobody overtakes meanwhile
             try:
-                if self.cache.tiers is not None:
-                    if self.cache.tiers.awaits(sequence, peek):
+                if tiers is not None:
+                    if tiers.awaits(sequence, peek):
+                        headroom += tiers.missing(sequence) + min(GROWTH, max(sequence.remaining, 0))
                         continue
                     peek = self.cache.peek(sequence)
                 self._start(sequence, peek)

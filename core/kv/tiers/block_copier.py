@@ -13,8 +13,14 @@ from graftlm.kernels.transfer import send
 ALIGNMENT = 64
 """Bytes to whose multiples the tensors of a row are aligned."""
 
-STAGING_BYTES = 1 << 28
-"""Bytes of each of the four device buffers that copies pass through on a GPU, at most."""
+STAGING_BYTES = 1 << 29
+"""Bytes of each of the four device buffers that copies pass through on a GPU, at most: two take a large step's KV."""
+
+STAGING_SHARE = 1 / 64
+"""Share of a GPU's memory that the four take at most."""
+
+
+MOST_ROWS = 256
 
 
 class Run(NamedTuple):
@@ -97,7 +103,10 @@ class BlockCopier:
         self.device = parts[0].device
         self._parts = [part.view(_bits(part.dtype)) for part in parts]
         self._stream: torch.cuda.Stream | None = None
-        self.capacity = max(1, min(staging_bytes // layout.num_bytes, 64))
+        if self.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(self.device).total_memory
+            staging_bytes = min(staging_bytes, int(memory * STAGING_SHARE) // 4)
+        self.capacity = max(1, min(staging_bytes // layout.num_bytes, MOST_ROWS))
         self._halves = [0, 0]
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)

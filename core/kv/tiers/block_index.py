@@ -60,18 +60,24 @@ class Found(NamedTuple):
 
 
 class BlockIndex:
-    """The blocks of a tier with `num_rows` rows, least recently used first."""
+    """The blocks of a tier with `num_rows` rows, least recently used first. version: grows with each new block"""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
         self.num_tokens = 0
         self.num_dropped = 0
+        self.version = 0
         self._free = list(range(num_rows - 1, -1, -1))
         self._after: dict[bytes, dict[bytes, Entry]] = {}
         self._used: dict[Entry, None] = {}  # in order of their last use
 
     def __len__(self) -> int:
         return len(self._used)
+
+    def extend(self, num_rows: int) -> None:
+        """Have `num_rows` rows from now on."""
+        self._free[:0] = range(num_rows - 1, self.num_rows - 1, -1)
+        self.num_rows = max(num_rows, self.num_rows)
 
     def covers(self, key: bytes, ids: bytes) -> Entry | None:
         """Return the block after `key` that begins with `ids`, if there is one."""
@@ -93,7 +99,7 @@ class BlockIndex:
             return Found(whole, len(ids) // 4)
         best, most = None, 0
         for entry in _newest(after):
-            common = _common(entry.ids, ids)
+            common = common_ids(entry.ids, ids)
             if common > most:
                 best, most = entry, common
         return Found(best, most) if best is not None else None
@@ -128,9 +134,13 @@ class BlockIndex:
 
         replaces  drop blocks whose ids are the beginning of these
         """
-        for older in _newest(self._after.get(key, {})) if replaces else ():
-            if ids.startswith(older.ids) and not older.readers:
-                self.drop(older)
+        entry = self.reserve(key, ids)
+        if entry is not None:
+            self.show(entry, replaces=replaces)
+        return entry
+
+    def reserve(self, key: bytes, ids: bytes) -> Entry | None:
+        """Take a row for a block that no lookup finds until `show`; None if all are being read."""
         if not self._free:
             oldest = next((entry for entry in self._used if not entry.readers), None)
             if oldest is None:
@@ -138,10 +148,21 @@ class BlockIndex:
             self.drop(oldest)
             self.num_dropped += 1
         entry = Entry(key, ids, self._free.pop())
-        self._after.setdefault(key, {})[ids] = entry
         self._used[entry] = None
         self.num_tokens += len(ids) // 4
         return entry
+
+    def show(self, entry: Entry, *, replaces: bool = True) -> None:
+        """Let lookups find a reserved block; it is dropped if there is one of the same ids meanwhile."""
+        key, ids = entry.key, entry.ids
+        if ids in self._after.get(key, {}):
+            self.drop(entry)
+            return
+        for older in _newest(self._after.get(key, {})) if replaces else ():
+            if ids.startswith(older.ids) and not older.readers:
+                self.drop(older)
+        self._after.setdefault(key, {})[ids] = entry
+        self.version += 1
 
     def touch(self, entry: Entry) -> None:
         """Count a block as used."""
@@ -150,10 +171,11 @@ class BlockIndex:
 
     def drop(self, entry: Entry) -> None:
         """Forget a block and free its row."""
-        after = self._after[entry.key]
-        del after[entry.ids]
-        if not after:
-            del self._after[entry.key]
+        after = self._after.get(entry.key, {})
+        if after.get(entry.ids) is entry:
+            del after[entry.ids]
+            if not after:
+                del self._after[entry.key]
         del self._used[entry]
         self._free.append(entry.row)
         self.num_tokens -= len(entry.ids) // 4
@@ -167,7 +189,7 @@ class BlockIndex:
         """Raise AssertionError unless free + used == all rows. For tests."""
         rows = [*self._free, *(entry.row for entry in self._used)]
         assert sorted(rows) == list(range(self.num_rows))
-        assert {entry for after in self._after.values() for entry in after.values()} == set(self._used)
+        assert {entry for after in self._after.values() for entry in after.values()} <= set(self._used)
         assert self.num_tokens == sum(len(entry.ids) // 4 for entry in self._used)
 
 
@@ -175,7 +197,7 @@ def _newest(after: dict[bytes, Entry]) -> list[Entry]:
     return list(islice(reversed(after.values()), SIBLINGS))
 
 
-def _common(a: bytes, b: bytes) -> int:
+def common_ids(a: bytes, b: bytes) -> int:
     """Return how many ids two blocks begin with alike."""
     size = min(len(a), len(b))
     if a[:4] != b[:4]:

@@ -1,25 +1,19 @@
-"""CacheTiers: saves what the radix tree evicts, and brings it back for prompts that begin with it."""
+"""CacheTiers: host memory and files behind one prefix cache, as the scheduler and the cache see them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.kv.radix import Node, Peek, path_of
-from graftlm.core.kv.tiers.block_copier import Run
-from graftlm.core.kv.tiers.block_index import (
-    BLOCK_TOKENS,
-    BlockIndex,
-    Entry,
-    Ids,
-    extend_keys,
-    first_key,
-)
+from graftlm.core.kv.radix import Node, Peek
+from graftlm.core.kv.tiers.block_index import BLOCK_TOKENS, Entry, Ids, extend_keys, first_key
+from graftlm.core.kv.tiers.folder import BlockFolder, FileKey, Reading
+from graftlm.core.kv.tiers.folder_tier import FolderTier
 from graftlm.core.kv.tiers.loads import HostTier, Load, Loads
+from graftlm.core.kv.tiers.saves import Saves
 from graftlm.core.metrics import TierStats
-from graftlm.kernels.wire_plan import Extent, clip_range
 
 if TYPE_CHECKING:
     from graftlm.core.kv.prefix_cache import PrefixCache
@@ -39,7 +33,9 @@ REMEMBERED = 4096
 class Looked:
     """The last lookup for a waiting sequence: its ids and the keys of their blocks, and what became of it.
 
-    loads  whether it may begin a load: each waiting sequence does so once, for what it loads may be evicted again
+    loads, reads  whether it may begin a load or read files: each waiting sequence does so once, for what it loads may
+                  be evicted again
+    kept          its load that is done, whose tokens are not evicted before the sequence starts
     """
 
     ids: Ids
@@ -47,47 +43,67 @@ class Looked:
     version: int = -1
     load: Load | None = None
     loads: bool = True
-
-
-@dataclass(eq=False)
-class _Pending:
-    """Blocks to save before their slots are given back."""
-
-    entries: list[Entry] = field(default_factory=list)
-    extents: list[list[Extent]] = field(default_factory=list)
+    kept: Load | None = None
+    reading: Reading | None = None
+    reads: bool = True
 
 
 class CacheTiers:
-    """The host tier behind one prefix cache.
+    """The tiers behind one prefix cache: host memory, and files behind that.
 
     What the tree evicts is copied to rows of host memory. A waiting sequence with more of its prompt there than in the
     tree waits until it is copied into new slots, which the tree then owns; other sequences run meanwhile. So a tier
     holds no slots but those of loads under way: free + cached + in use, with loads, is all slots.
     """
 
-    def __init__(self, cache: PrefixCache, host: HostTier) -> None:
+    def __init__(self, cache: PrefixCache, host: HostTier, files: BlockFolder | None = None) -> None:
         self.cache = cache
         self.host = host
-        self.index = BlockIndex(host.rows.num_rows)
-        self.states = BlockIndex(host.state_rows.num_rows if host.state_rows is not None else 0)
-        self.stats = TierStats()
+        self.saves = Saves(cache, host)
+        self.index, self.states = self.saves.index, self.saves.states
         self.loads = Loads(cache, host, self.index, self.states)
+        self.folder = FolderTier(cache, host, self.saves, files) if files is not None else None
+        self.saves.folder = self.folder
         self.paused = False
-        self._version = 0
-        self._pending = _Pending()
         self._looked: dict[int, Looked] = {}
         cache.tree.evicting = self._evicting
         if cache.states is not None:
-            cache.states.evicting = self._save_state
+            cache.states.evicting = self._evicting_state
+
+    @property
+    def busy(self) -> bool:
+        """Whether blocks are on their way for sequences that wait."""
+        return bool(self.loads) or (self.folder is not None and self.folder.reading)
 
     def snapshot(self) -> dict[str, TierStats]:
         """Return the figures of each tier."""
-        index, stats = self.index, self.stats
-        num_bytes = len(index) * self.host.copier.layout.num_bytes
-        if self.host.state_copier is not None:
-            num_bytes += len(self.states) * self.host.state_copier.layout.num_bytes
-        held = replace(stats, tokens=index.num_tokens, bytes=num_bytes, dropped_blocks=index.num_dropped)
-        return {"host": replace(held, loaded_tokens=self.loads.loaded_tokens)}
+        index, host = self.index, self.host
+        self.saves.extend()
+        num_bytes, capacity = (num * host.copier.layout.num_bytes for num in (len(index), index.num_rows))
+        if host.state_copier is not None:
+            num_bytes += len(self.states) * host.state_copier.layout.num_bytes
+            capacity += self.states.num_rows * host.state_copier.layout.num_bytes
+        tiers = {
+            "host": TierStats(
+                index.num_tokens,
+                num_bytes,
+                self.saves.num_tokens,
+                self.loads.loaded_tokens,
+                index.num_dropped,
+                capacity,
+            )
+        }
+        if self.folder is not None:
+            files = self.folder.files
+            tiers["folder"] = TierStats(
+                files.num_tokens,
+                files.held_bytes,
+                files.saved_tokens,
+                files.loaded_tokens,
+                files.num_dropped,
+                files.num_bytes,
+            )
+        return tiers
 
     # -- the tree evicts ---------------------------------------------------------------------------------------
 
@@ -95,59 +111,13 @@ class CacheTiers:
         """Note the blocks of a leaf whose tokens from `keep` on are evicted. Their slots stay until `flush`."""
         if self.paused:
             return
-        self._save_state(leaf)
-        ids, extents = path_of(leaf)
-        first = (len(ids) - leaf.num_tokens + keep) // BLOCK_TOKENS
-        keys = [first_key(leaf.namespace)]
-        extend_keys(keys, ids, len(ids) // BLOCK_TOKENS)
-        entries: list[Entry] = []
-        for block in range(first, -(-len(ids) // BLOCK_TOKENS)):
-            start, stop = block * BLOCK_TOKENS, min((block + 1) * BLOCK_TOKENS, len(ids))
-            data = ids[start:stop].tobytes()
-            entry = self.index.covers(keys[block], data)
-            if entry is None:
-                entry = self.index.add(keys[block], data)
-                if entry is None:
-                    continue
-                self._pending.entries.append(entry)
-                self._pending.extents.append(clip_range(extents, start, stop))
-                self.stats.saved_tokens += stop - start
-                self._version += 1
-            entries.append(entry)
-        for entry in reversed(entries):  # the first blocks of a prefix are the last to go
-            self.index.touch(entry)
+        self.saves.state(leaf)
+        written = self.folder is not None and self.folder.evicted(leaf)
+        self.saves.leaf(leaf, keep, FileKey if written else None)
 
-    def flush(self) -> None:
-        """Launch the copies of what was evicted; the slots may be given to others afterwards."""
-        pending, self._pending = self._pending, _Pending()
-        capacity = self.host.copier.capacity
-        for at in range(0, len(pending.entries), capacity):
-            runs: list[Run] = []
-            for row, extents in enumerate(pending.extents[at : at + capacity]):
-                offset = 0
-                for start, stop in extents:
-                    runs.append(Run(row, offset, start, stop - start))
-                    offset += stop - start
-            self.host.copier.save(runs, [self.host.rows.row(e.row) for e in pending.entries[at : at + capacity]])
-
-    def _save_state(self, node: Node) -> None:
-        """Save the state of a node before it is evicted."""
-        states, copier, rows = self.cache.states, self.host.state_copier, self.host.state_rows
-        if self.paused or states is None or copier is None or rows is None or not states.holds(node):
-            return
-        ids, _ = path_of(node)
-        keys = [first_key(node.namespace)]
-        extend_keys(keys, ids, len(ids) // BLOCK_TOKENS)
-        key, rest = keys[-1], ids[(len(keys) - 1) * BLOCK_TOKENS :].tobytes()
-        held = self.states.ending(key, rest)
-        if held is not None and held.ids == rest:
-            self.states.touch(held)
-            return
-        entry = self.states.add(key, rest, replaces=False)
-        if entry is not None:
-            assert node.state is not None
-            copier.save([Run(0, 0, node.state, 1)], [rows.row(entry.row)])
-            self._version += 1
+    def _evicting_state(self, node: Node) -> None:
+        if not self.paused:
+            self.saves.state(node)
 
     # -- a sequence waits --------------------------------------------------------------------------------------
 
@@ -156,21 +126,35 @@ class CacheTiers:
 
         peek  of the sequence; if this returns False it may have more in the tree than that
         """
-        if not len(self.index) and not len(self.states):
+        if not len(self.index) and not len(self.states) and self.folder is None:
             return False
         ids = sequence.ids[: sequence.first_logit]
         looked = self._looked.get(sequence.number)
         if looked is None or not np.array_equal(looked.ids, ids):
+            self._forget(sequence)
             if len(self._looked) >= REMEMBERED:
-                self._looked.clear()
+                self._looked = {number: one for number, one in self._looked.items() if one.load or one.kept}
             looked = self._looked[sequence.number] = Looked(ids, [first_key(sequence.request.namespace)])
         if looked.load is not None:
             if not looked.load.done:
                 return True
+            looked.kept = looked.load if not looked.loads and looked.load.kept is not None else None
             looked.load = None
-        if not looked.loads or looked.version == self._version:
+        if looked.reading is not None and self.folder is not None:
+            if not looked.reading.done and not self.folder.late(looked.reading):
+                return True
+            looked.reading = None
+        elif looked.reads and self.folder is not None:
+            looked.reads = False
+            looked.reading = self.folder.read(
+                ids, looked.keys, _held(self.cache, looked, sequence.request.namespace, peek)
+            )
+            if looked.reading is not None:
+                return True
+        version = self.index.version + self.states.version
+        if not looked.loads or looked.version == version:
             return False
-        looked.version = self._version
+        looked.version = version
         load = self._start(looked, sequence.request.namespace, peek)
         if load is None:
             return False
@@ -178,14 +162,59 @@ class CacheTiers:
         self.poll()
         return not load.done
 
-    def started(self, sequence: Sequence) -> None:
-        """Forget the lookup for a sequence that waits no longer."""
-        self._looked.pop(sequence.number, None)
+    def arriving(self, sequence: Sequence) -> bool:
+        """Whether a part of the prompt of `sequence` is on its way."""
+        looked = self._looked.get(sequence.number)
+        if looked is None:
+            return False
+        load, reading = looked.load, looked.reading
+        return (load is not None and not load.done) or (
+            reading is not None and self.folder is not None and not reading.done and not self.folder.late(reading)
+        )
+
+    def missing(self, sequence: Sequence) -> int:
+        """Return how many tokens of a sequence will need slots that its load has not taken."""
+        looked = self._looked.get(sequence.number)
+        load = looked.load if looked is not None else None
+        return sequence.num_tokens - (load.stop if load is not None else 0)
+
+    def started(self, sequence: Sequence, node: Node | None) -> None:
+        """Forget the lookup for a sequence that starts after the cached tokens up to `node`."""
+        self._forget(sequence)
+        if self.folder is not None and node is not None:
+            self.folder.used(node, reused=True)
+
+    def left(self, sequence: Sequence) -> None:
+        """Let the prefix of a sequence that will not start be evicted."""
+        if sequence.number in self._looked:
+            self._forget(sequence)
+
+    def let_go(self) -> bool:
+        """Let all loaded prefixes of waiting sequences be evicted; False if there are none."""
+        kept = [one.kept for one in self._looked.values() if one.kept is not None]
+        for load in kept:
+            self.loads.let_go(load)
+        for looked in self._looked.values():
+            looked.kept = None
+        return bool(kept)
+
+    def _forget(self, sequence: Sequence) -> None:
+        looked = self._looked.pop(sequence.number, None)
+        if looked is None:
+            return
+        for load in (looked.load, looked.kept):
+            if load is not None and not looked.loads:
+                self.loads.let_go(load)
+
+    def ended(self, node: Node) -> None:
+        """Note what a sequence has published."""
+        if self.folder is not None:
+            self.folder.used(node, reused=False)
 
     def _start(self, looked: Looked, namespace: str, peek: Peek) -> Load | None:
         """Begin to load what a tier holds beyond the tree; None if that is too little, or there is no room."""
         cache, ids = self.cache, looked.ids
-        have = peek.length if cache.states is None else cache.tree.peek(ids, namespace).length
+        have = _held(self.cache, looked, namespace, peek)
         found = self.index.longest(looked.keys, ids, have // BLOCK_TOKENS)
         stop = max(have, have // BLOCK_TOKENS * BLOCK_TOKENS + sum(one.num_tokens for one in found))
         stop -= stop % cache.tree.page_size
@@ -218,8 +247,23 @@ class CacheTiers:
 
     def poll(self) -> None:
         """Publish the loads that have arrived and go on with the others. Never waits. Call between steps."""
+        self.saves.extend()
+        if self.folder is not None:
+            self.folder.poll()
         self.loads.poll()
         self._evict_ahead()
+
+    def wait(self) -> None:
+        """Block until the next blocks have arrived, or for a moment, where nothing else can run."""
+        if self.loads or self.folder is None:
+            self.loads.wait()
+        else:
+            self.folder.wait()
+
+    def rest(self) -> None:
+        """Save some of what is worth a file, where nothing runs."""
+        if self.folder is not None:
+            self.folder.rest()
 
     def clear(self) -> None:
         """Forget what host memory holds."""
@@ -228,7 +272,9 @@ class CacheTiers:
         self.states.clear()
 
     def close(self) -> None:
-        """End all copies and give the memory back."""
+        """Write what is worth a file, end all copies and give the memory back."""
+        if self.folder is not None:
+            self.folder.close()
         for copier, rows in ((self.host.copier, self.host.rows), (self.host.state_copier, self.host.state_rows)):
             if copier is not None and rows is not None:
                 copier.synchronize()
@@ -240,3 +286,8 @@ class CacheTiers:
         missing = cache.num_slots // FREE - cache.pool.num_free
         if copier.device.type == "cuda" and missing > 0 and cache.tree.num_evictable and copier.idle:
             cache.evict(min(missing, copier.capacity * BLOCK_TOKENS // 2))
+
+
+def _held(cache: PrefixCache, looked: Looked, namespace: str, peek: Peek) -> int:
+    """Return how many tokens the tree holds, whether or not it has a state after them."""
+    return peek.length if cache.states is None else cache.tree.peek(looked.ids, namespace).length

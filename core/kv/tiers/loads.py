@@ -37,6 +37,7 @@ class Load:
     found      the blocks of the tokens from the block of `have` on
     extents    new slots, for tokens [have, stop)
     state      the state after `stop` tokens, for a model that has layers with one
+    kept       the locked node of all `stop` tokens once they are published, until the sequence starts that wanted them
     """
 
     ids: Ids
@@ -48,6 +49,8 @@ class Load:
     found: list[Found]
     extents: list[Extent]
     state: Entry | None
+    kept: Node | None = None
+    wanted: bool = True
     num_fetched: int = 0
     num_loaded: int = 0
     done: bool = False
@@ -125,6 +128,13 @@ class Loads:
 
     # -- blocks arrive -----------------------------------------------------------------------------------------
 
+    def let_go(self, load: Load) -> None:
+        """Let the tokens of a load be evicted, now or once they have arrived."""
+        load.wanted = False
+        if load.kept is not None:
+            self.cache.tree.unlock(load.kept)
+            load.kept = None
+
     def poll(self) -> None:
         """Store the blocks that have arrived, begin to copy the next ones, and publish what is complete. Never waits.
 
@@ -187,6 +197,9 @@ class Loads:
             slots = [*load.shared, *load.extents]
             inserted = cache.tree.insert(load.ids, slots, owned_from=load.have, namespace=load.namespace)
             cache.pool.free(inserted.duplicates)
+            if load.wanted:
+                load.kept = inserted.node
+                cache.tree.lock(inserted.node)
             self.loaded_tokens += load.stop - load.have
         load.extents = []
         if load.state is not None:
