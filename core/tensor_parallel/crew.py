@@ -114,8 +114,8 @@ class Crew:
         self._lock = threading.Lock()
         self._loading = True
         size = config.tensor_parallel
-        self._fds = [new_memory("graftlm-plans", memory_bytes()), new_memory("graftlm-ranks", 0)]
-        ring, store = self._fds
+        ring, store = new_memory("graftlm-plans", memory_bytes()), new_memory("graftlm-ranks", 0)
+        self._ring_fd: int | None = ring
         self.ring = PlanRing(ring, 0, size)
         self.ranks = Ranks(0, size, device, f"/proc/self/fd/{store}", self.ring)
         self.ranks.meet = self._meet
@@ -124,7 +124,7 @@ class Crew:
             for rank in range(1, size):
                 spin_s = SPIN_S if device.type == "cuda" else 0.0
                 job = Job(model, _for_follower(config, device, rank), rank, size, ring, store, spin_s)
-                self.followers.append(_start(job, self._fds))
+                self.followers.append(_start(job, [ring, store]))
         except BaseException:
             self.close()
             raise
@@ -234,8 +234,10 @@ class Crew:
                 assert follower.process.stdout is not None
                 follower.process.stdout.close()
         self.ranks.close()
-        while self._fds:
-            os.close(self._fds.pop())
+        if self._ring_fd is not None:
+            # that of the store stays open: torch may write to its path when it frees the store, whatever is there then
+            os.close(self._ring_fd)
+            self._ring_fd = None
 
     # -- the watch -------------------------------------------------------------------------------------------------
 
