@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
-from graftlm.core.errors import RemoteError
+from graftlm.core.errors import RemoteError, shortened
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.ledger.usage import RemoteUsage
 from graftlm.core.remote.transport.failures import no_answer, words_of
@@ -92,6 +93,29 @@ def cut_before(answer: Answer, at: int) -> Answer:
     return replace(answer, text=answer.text[at:], num_tokens=None, token_ends=ends, logprobs=None)
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _readable(read: Callable[P, T]) -> Callable[P, T]:
+    """Let a reader of an endpoint's words raise RemoteError where they have another form than those of the API."""
+
+    @wraps(read)
+    def reading(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            return read(*args, **options)
+        except RemoteError:
+            raise
+        except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
+            words = next((arg for arg in args if isinstance(arg, Mapping)), None)
+            raise RemoteError(
+                f"the endpoint answered what is not of the API's form ({error}): {shortened(words, 300)}"
+            ) from error
+
+    return reading
+
+
+@_readable
 def read_answers(body: Mapping[str, Any], config: EndpointConfig) -> list[Answer]:
     """Return the answers in a body with status 200, by their index; raise RemoteError if it holds none."""
     choices = body.get("choices")
@@ -103,6 +127,7 @@ def read_answers(body: Mapping[str, Any], config: EndpointConfig) -> list[Answer
     return [_read(choice, num_tokens, config) for choice in ordered]
 
 
+@_readable
 def read_usage(body: Mapping[str, Any], prompt: RemotePrompt) -> RemoteUsage:
     """Return the token usage of a body; estimated at four bytes per token if the endpoint reports none."""
     given = body.get("usage")
@@ -140,6 +165,7 @@ class StreamedAnswers:
         self._choices = [_Pieces() for _ in range(num)]
         self._usage: Any = None
 
+    @_readable
     def push(self, piece: Mapping[str, Any]) -> list[tuple[int, str, Answer]]:
         """Add a piece; return for each choice in it the index, the added text, and the answer so far."""
         if isinstance(piece.get("usage"), Mapping):
@@ -152,7 +178,7 @@ class StreamedAnswers:
         for choice, index in zip(choices, given, strict=True):
             if index is None:  # servers without indices send one answer after the other
                 index = next((i for i, c in enumerate(self._choices) if c.finish_reason is None), 0)
-            if index < len(self._choices):
+            if 0 <= index < len(self._choices):
                 added.append((index, self._choices[index].push(choice), self._choices[index].so_far))
         return added
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from graftlm.core.errors import RemoteError
 from graftlm.core.remote.config import EndpointConfig
-from graftlm.core.remote.transport.answer import read_answers
+from graftlm.core.remote.transport.answer import StreamedAnswers, read_answers
 
 CONFIG = EndpointConfig("m", base_url="http://127.0.0.1:1/v1")
 
@@ -29,3 +30,19 @@ def test_bytes_that_an_endpoint_states_used_to_be_replaced_by_those_of_the_text(
 @pytest.mark.parametrize("given", [None, "ab", 10**12, [256], [-1], ["a"], {}])
 def test_bytes_that_are_none_are_those_of_the_text(given: Any) -> None:
     assert tokens_of({"token": "é", "logprob": 0.0, "bytes": given}).data == "é".encode()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"index": "s", "delta": {"content": "a"}},
+        {"index": [], "delta": {}},
+        {"index": 0, "delta": {"tool_calls": [7]}},
+        {"index": 0, "delta": {"tool_calls": [{"index": 0, "function": "f"}]}},
+        {"index": 0, "delta": {}, "logprobs": {"content": [3]}},
+    ],
+)
+def test_a_piece_of_another_form_used_to_raise_errors_of_python(choice: dict[str, Any]) -> None:
+    with pytest.raises(RemoteError, match="not of the API's form"):
+        StreamedAnswers(1).push({"choices": [choice]})
+    assert StreamedAnswers(1).push({"choices": [{"index": -1, "delta": {"content": "a"}}]}) == []
