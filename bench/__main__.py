@@ -19,6 +19,8 @@ GROUPS = {
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
     "tiers": "cache tiers: chats larger than the pool, cost where nothing is reused",
     "hostile": "attacks on the HTTP server: the p50 of a steady client beside them, the server's memory",
+    "faults": "one call of the system that fails, at every n-th: requests that hang or get wrong answers after it",
+    "fuzz": "coverage-guided fuzzing of schemas, patterns, grammars, bodies, streams and files: [TARGET] [--seconds N]",
     "serve": "the HTTP server beside the runtime in process, CPU time of a chunk, replicas on Ray",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",
@@ -26,6 +28,7 @@ GROUPS = {
     "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",
 }
 OWN_MAIN = {
+    "fuzz": "bench.fuzz.main",
     "page": "bench.page",
     "ablation": "bench.ablation",
     "workloads": "bench.workloads._suite",

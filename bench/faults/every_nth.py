@@ -1,0 +1,152 @@
+"""Faults at every n-th call of the system, one alone: memory, files, threads, processes. The laws hold after each.
+
+Each run opens a runtime over a tiny model with cold caches of its own, steps, compiles constraints and answers over
+HTTP, while one call fails. The run ends in time, with an answer or with an error; the same requests then get the
+right answers, from the same runtime if it was opened, and no slot is lost.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from starlette.testclient import TestClient
+
+import graftlm as gl
+from bench.harness import Options, Row
+from graftlm.adapters.server.app import Server
+from graftlm.core.grammar.cache import _shared as grammars
+from tests.faults import failing
+from tests.models import byte_tokenizer, tiny_model
+
+PATIENCE_S = 120.0
+FEWEST = 3  # faults of each kind in a quick run
+PROMPT = "the sea is"
+
+
+class NoSpace(OSError):
+    """A full disk."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ENOSPC, text)
+
+
+class Unreadable(OSError):
+    """A failing disk."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.EIO, text)
+
+
+class NoThread(RuntimeError):
+    """A limit of threads."""
+
+
+SEAMS: dict[str, tuple[Any, str, type[BaseException]]] = {
+    "allocation of a tensor": (torch, "empty", MemoryError),
+    "allocation of zeros": (torch, "zeros", MemoryError),
+    "opening a file": (builtins, "open", Unreadable),
+    "opening a file by number": (os, "open", Unreadable),
+    "renaming a file": (os, "replace", NoSpace),
+    "making a folder": (os, "mkdir", NoSpace),
+    "start of a thread": (threading.Thread, "start", NoThread),
+    "start of a process": (subprocess.Popen, "__init__", BlockingIOError),
+}
+
+
+def run(options: Options) -> Iterator[Row]:
+    model = tiny_model()
+    with _opened(model) as runtime:
+        right = _answers(runtime)
+    for name, (owner, attribute, kind) in SEAMS.items():
+        ended: Counter[str] = Counter()
+        num = options.count or options.choose(FEWEST, 40)
+        for number in _spread(num, options.choose(12, 400)):
+            if not _one(model, right, owner, attribute, kind, number, ended):
+                break  # fewer calls than this
+        yield Row("every_nth", f"{name}: runs with a fault", ended.total() - ended["no fault"], "runs")
+        for law in ("hung", "wrong"):
+            yield Row("every_nth", f"{name}: {law}", ended[law], "runs", floor=0, at_most=True)
+
+
+def _spread(num: int, most: int) -> list[int]:
+    """Return `num` numbers of calls: the first ones, then further apart."""
+    return sorted({max(i, round(most ** (i / num))) for i in range(1, num + 1)})
+
+
+def _opened(model: Any) -> gl.Runtime:
+    grammars.clear()
+    return gl.Runtime(model, tokenizer=byte_tokenizer(), cache=gl.CacheConfig(max_tokens=2048), dtype="float32")
+
+
+def _answers(runtime: gl.Runtime) -> list[Any]:
+    """Return the answers of greedy requests: plain, constrained, streamed, over HTTP."""
+    greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 6}
+    found: list[Any] = [runtime.generate(PROMPT, **greedy).text]
+    found.append(runtime.generate(PROMPT, **greedy, regex="[a-f]{4}").text)
+    found.append("".join(chunk.text for chunk in runtime.stream(PROMPT, **greedy)))
+    with TestClient(Server(runtime), base_url="http://127.0.0.1") as client:
+        body = {"model": runtime.model_name, "prompt": PROMPT, **greedy}
+        answer = client.post("/v1/completions", json=body)
+        found.append(answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.status_code)
+    return found
+
+
+def _one(
+    model: Any,
+    right: list[Any],
+    owner: Any,
+    attribute: str,
+    kind: type[BaseException],
+    number: int,
+    ended: Counter[str],
+) -> bool:
+    """Make one run, in a thread, and count its end. Return True if the fault was met."""
+    outcome: list[str] = []
+    met: list[int] = []
+
+    def go() -> None:
+        runtime = None
+        with failing(owner, attribute, every=number, once=True, kind=kind) as failed, suppress(Exception):
+            runtime = _opened(model)
+            _answers(runtime)
+        met.extend(failed)
+        outcome.append(_after(runtime, model, right))
+
+    thread = threading.Thread(target=go, daemon=True)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["GRAFTLM_CACHE_DIR"] = folder
+        thread.start()
+        thread.join(PATIENCE_S)
+    ended[outcome[0] if outcome and (met or outcome[0] != "right") else "no fault" if outcome else "hung"] += 1
+    return bool(met) or not outcome
+
+
+def _after(runtime: gl.Runtime | None, model: Any, right: list[Any]) -> str:
+    """Return "right" if a runtime answers as before: the same one, unless the fault kept it from being loaded."""
+    try:
+        if runtime is not None:
+            with suppress(gl.EngineError, gl.ModelError), runtime:  # it says why it did not load
+                found = _answers(runtime)
+                thread: Any = runtime._thread
+                thread.call(lambda engine: engine.check_integrity())
+                return "right" if found == right else _said(found, right)
+        with _opened(model) as another:
+            found = _answers(another)
+        return "right" if found == right else _said(found, right)
+    except Exception as error:
+        return _said(repr(error), right)
+
+
+def _said(found: Any, right: Any) -> str:
+    print(f"got {found}, expected {right}")
+    return "wrong"
