@@ -1,4 +1,4 @@
-# make setup | test | test-newcomer | check | demo | bench | wheel; everything runs in .venv, which each target brings up to date first.
+# make setup | test | test-newcomer | check | demo | bench | site | wheel; everything runs in .venv, which each target brings up to date first.
 # `make bench WHAT=grammar` runs one group of benchmarks; `make test ARGS="tests/core -x"` runs some tests,
 # `make test WORKERS=8` all of them in eight processes.
 
@@ -9,7 +9,7 @@ WHAT ?= workloads --quick --against bench/workloads/baseline.json
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup test test-newcomer check demo bench wheel
+.PHONY: setup test test-newcomer check demo bench site wheel
 
 setup: $(INSTALLED)
 
@@ -57,6 +57,10 @@ demo: setup
 
 bench: setup
 	@$(PYTHON) -m bench $(WHAT) $(ARGS)
+
+# The pages of docs/ as a site in build/site; a broken link fails.
+site: setup
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 # A wheel to publish, in dist/: object code for all kinds of processors takes minutes.
 wheel: setup

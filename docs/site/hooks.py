@@ -1,0 +1,30 @@
+"""Hooks of mkdocs: a copy of the package without symbolic links, which griffe does not follow; links out of docs/."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)?((?:\.\./|notebooks/)[^)#]+)(?:#[^)]*)?\)")
+
+
+def on_startup(**_: Any) -> None:
+    """Copy the sources of the package to build/source, where `paths` of mkdocs.yml finds them."""
+    root = Path(__file__).parents[2]
+    target = root / "build/source/graftlm"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(root / "graftlm", target, ignore=lambda _, names: [n for n in names if not _is_source(n)])
+    for folder in {path.parent for path in target.rglob("*.py")} | set(target.iterdir()):
+        if folder.is_dir():
+            (folder / "__init__.py").touch()  # griffe looks for names below packages only
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return the page with `text (path)` in place of links to files that the site does not have."""
+    return _OUTSIDE.sub(lambda link: f"{link[1]} (`{link[2].removeprefix('../')}`)", markdown)
+
+
+def _is_source(name: str) -> bool:
+    return name.endswith(".py") or ("." not in name and name != "__pycache__")
