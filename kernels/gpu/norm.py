@@ -67,6 +67,8 @@ def _norm(
 def norm_rows(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     """Apply `norm` (kernels/norm.py) to x [..., n]. -> [..., n], dtype of x"""
     rows = x.reshape(-1, x.shape[-1])
+    if rows.stride(-1) != 1:  # a view of transposed features
+        rows = rows.contiguous()
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     _launch(rows, rows, norm, out, 0)
     return out.view(x.shape)

@@ -25,6 +25,8 @@ def norm_of(kind: str, n: int, dtype: torch.dtype = torch.float32) -> Norm:
 def test_norms(dtype: torch.dtype, n: int, kind: str) -> None:
     x, norm = random(2, 3, n, dtype=dtype) + 0.5, norm_of(kind, n, dtype)
     assert close(norm_rows(x, norm), norm(x.double()), dtype)
+    turned = x[:1].mT.contiguous().mT  # its numbers are not side by side
+    assert close(norm_rows(turned, norm), norm(x[:1].double()), dtype)
 
 
 def test_a_part_of_each_row_is_normed_in_place() -> None:
