@@ -11,6 +11,7 @@ from torch import nn
 
 from graftlm.core.fusion.cpu_layers import FusedCpuLayer, skinny_head
 from graftlm.core.fusion.layer_parts import decoder_stacks
+from graftlm.core.fusion.layer_probe import rotations as rotations_of
 from graftlm.kernels.cpu.huge_pages import move_later
 from graftlm.kernels.cpu.linear.packed_codes import PackedRows
 from graftlm.kernels.norm import Norm
@@ -85,7 +86,7 @@ def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:
     like = torch.zeros(1, 1, embedding.embedding_dim, dtype=table.dtype)
 
     def rotations(num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = rotary(like, torch.arange(num_positions)[None])
+        cos, sin = rotations_of(rotary, like, torch.arange(num_positions)[None])
         return cos[0], sin[0]
 
     from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ class LayerProbe:
         """
         hidden = torch.randn(1, num_tokens, like.shape[0], device=like.device).to(like.dtype)
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
-        embeddings = rotary(hidden, positions, **_kind_of(layer, rotary))
+        embeddings = rotations(rotary, hidden, positions, **_kind_of(layer, rotary))
         cos, sin = embeddings if isinstance(embeddings, tuple) else (embeddings, embeddings)
         _, out = _run(layer, hidden, embeddings, switch)
         # Scale the residual stream to the size of the addends. A larger one would hide an error of the sum; the
@@ -59,6 +60,21 @@ class LayerProbe:
         hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
         embeddings = (cos, sin) if isinstance(self.embeddings, tuple) else cos
         return LayerProbe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v), embeddings)
+
+
+def rotations(rotary: Callable[..., Any], x: torch.Tensor, positions: torch.Tensor, **kind: str) -> Any:
+    """Return the rotary embedding of positions [1, n]; of one that takes three coordinates only, with all three equal.
+
+    Vision models have such embeddings in some versions of transformers; their decoder expands positions of text.
+    """
+    try:
+        found = rotary(x, positions, **kind)
+    except (IndexError, RuntimeError):
+        return rotary(x, positions[None].expand(3, -1, -1), **kind)
+    cos = found[0] if isinstance(found, tuple) else found
+    if cos.dim() == 3 and cos.shape[:2] == positions.shape:
+        return found
+    return rotary(x, positions[None].expand(3, -1, -1), **kind)
 
 
 def _kind_of(layer: nn.Module, rotary: nn.Module) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from graftlm.core.fusion.layer_probe import rotations
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.gpu.step_inputs import rotary_table
 
@@ -73,6 +74,8 @@ def _forward(own: Callable[..., Any], found: dict[str | None, Frequencies], *, o
     @functools.wraps(own)
     def forward(x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
         frequencies = found.get(layer_type)
+        if position_ids.dim() == 3 and position_ids.stride(0) == 0:
+            position_ids = position_ids[0]  # three equal coordinates, expanded: those of text in a vision model
         one_row = position_ids.dim() == 2 and position_ids.shape[0] == 1
         if frequencies is None or not one_row or position_ids.device != frequencies.values.device:
             return own(x, position_ids) if layer_type is None else own(x, position_ids, layer_type)
@@ -91,7 +94,7 @@ def _same(own: Callable[..., Any], table: Callable[..., Any], kind: str | None, 
     positions = torch.tensor([_PROBED], device=device)
     options = {} if kind is None else {"layer_type": kind}
     try:
-        expected, found = own(x, positions, **options), table(x, positions, **options)
+        expected, found = rotations(own, x, positions, **options), table(x, positions, **options)
     except Exception:  # its arguments differ, or the kernel refuses the shape: the original stays
         return False
     shapes = all(a.shape == b.shape for a, b in zip(expected, found, strict=True))
