@@ -81,7 +81,7 @@ class _Family:
             cells.append(_same(_answer(runtime, prompts), expected))
             counts = [_answer(runtime, [prompt])[0] == answer for prompt, answer in turns]
             of_video = (
-                "-" if video is None else _same([_answer(runtime, [p])[0] for p, _ in video], [x for _, x in video])
+                "-" if video is None else _same([_answer(runtime, [p], 6)[0] for p, _ in video], [x for _, x in video])
             )
         for step in (1, 7, 64):
             with self.runtime(max_step_tokens=step) as runtime:

@@ -338,7 +338,8 @@ class Runtime:
         hints = [] if miss is None else miss.hints
         if miss is None or not miss.cached_next:
             return CacheReport(*counts, hints=hints)
-        texts = [self._shown(ids) for ids in (miss.shared_tail, miss.cached_next, miss.prompt_next)]
+        shown = self._shown
+        texts = shown(miss.shared_tail), shown(miss.cached_next), shown(miss.prompt_next)
         return CacheReport(*counts, *texts, hints=hints)
 
     def _shown(self, ids: Sequence[int]) -> str:

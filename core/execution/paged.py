@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "graftlm"
 LATENT = "graftlm_latent"
 """The attribute of a module of latent attention that holds its LatentHeads."""
-_HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position"})
+_HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position", "logits_to_keep"})
 """Keywords that an attention function is handed and that change nothing here: a model in evaluation has no dropout."""
 
 

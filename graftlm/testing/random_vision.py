@@ -142,7 +142,11 @@ def _llava() -> tuple[Any, Any]:
         vision_feature_layer=-1,
     )
     images = tf.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
-    options = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    options: dict[str, Any] = {
+        "patch_size": 14,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }
     processor = _processor("LlavaProcessor", images, tokenizer, image_token="<image>", **options)
     return tf.LlavaForConditionalGeneration(config), processor
 
@@ -161,7 +165,11 @@ def _llava_next() -> tuple[Any, Any]:
     )
     crop = {"height": 56, "width": 56}
     images = tf.LlavaNextImageProcessor(size={"shortest_edge": 56}, crop_size=crop, image_grid_pinpoints=_PINPOINTS)
-    options = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    options: dict[str, Any] = {
+        "patch_size": 14,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }
     processor = _processor("LlavaNextProcessor", images, tokenizer, image_token="<image>", **options)
     return tf.LlavaNextForConditionalGeneration(config), processor
 
