@@ -111,6 +111,7 @@ class DeviceSums:
         self._size, self._device = size, device
         self._abort = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._own: Any = None
+        self._held: Any = None  # the memory that other ranks read
         self.reason = triton_problem(device)
         own = self._tested(rank) if self.reason is None else None
         works = torch.tensor([own is not None], dtype=torch.int32, device=device)
