@@ -177,7 +177,8 @@ class Server:
     async def read(self, http: HttpRequest, kind: type[AnyBody]) -> AnyBody:
         """Return the validated body of a request, within the limits. Raises ApiError that names the field at fault."""
         body = await self.bodies.read(http, kind)
-        name, given_id = getattr(body, "model", None), getattr(body, "request_id", None)
+        name = getattr(body, "model", None)
+        given_id = getattr(body, "request_id", None) if isinstance(body, Body) else None
         current().id = given_id or current().id
         current().model = name or self.model_names[0]
         if name is not None and str(name).removesuffix(":latest") not in self.model_names:

@@ -45,6 +45,7 @@ class Answer:
         self.num_sequences = sum(request.sampling.n for request in requests)
         self.num_tokens = 0  # of the chunks so far
         self.cancelled = False
+        self.withdrawn = False  # cancelled by the operator, whose client is told
         self.write_at_once: Callable[[deque[tuple[int, Event]]], bool] | None = None
         self._events: deque[tuple[int, Event]] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -114,6 +115,18 @@ class Intake:
         self.num_sequences += answer.num_sequences
         self._arrived.put(answer)
         return answer
+
+    def request_ids(self) -> dict[int, str]:
+        """Return the HTTP request's id of each open native request. From any thread."""
+        return {request.id: request.owner[1] for answer in list(self.open) for request in answer.requests}
+
+    def cancel(self, request_id: str) -> int:
+        """Cancel the open answers of an HTTP request and return their number. Runs on the loop."""
+        found = [answer for answer in self.open if answer.requests[0].owner[1] == request_id]
+        for answer in found:
+            answer.withdrawn = True
+            answer.cancel()
+        return len(found)
 
     def close(self) -> None:
         self._pinger.cancel()

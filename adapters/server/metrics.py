@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -43,6 +44,9 @@ _HISTOGRAMS = {
     "request_prompt_tokens": ("prompt tokens of a request", TOKENS),
     "request_generation_tokens": ("generated tokens of a request", TOKENS),
 }
+
+NUM_RECENT = 1_000
+"""Requests whose times to the first token the page shows."""
 
 _Read = tuple[str, Callable[[Stats], float]]
 
@@ -91,6 +95,8 @@ class Metrics(Collector):
         self._failed = Counter("graftlm:request_failure", "requests that failed", labels, registry=self.registry)
         labels = ["model_name", "status"]
         self._answered = Counter("graftlm:http_responses", "responses by status", labels, registry=self.registry)
+        self._num_answered: dict[int, int] = {}
+        self._first_s: deque[float] = deque(maxlen=NUM_RECENT)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._between = [0] * (len(SHORT_S) + 1)  # gaps between two chunks, by bound
@@ -114,6 +120,7 @@ class Metrics(Collector):
         seen["request_generation_tokens"].observe(usage.completion_tokens)
         self._asked(answer)
         if timing is not None:
+            self._first_s.append(timing.queue_s + timing.prefill_s)
             seen["request_inference_time_seconds"].observe(timing.prefill_s + timing.decode_s)
             if (num := len(completion.token_ids)) > 1:
                 seen["request_time_per_output_token_seconds"].observe(timing.decode_s / (num - 1))
@@ -133,6 +140,21 @@ class Metrics(Collector):
     def answered(self, status: int) -> None:
         """Count a response; 499 for a client that has gone."""
         self._answered.labels(*self._labels, status).inc()
+        self._num_answered[status] = self._num_answered.get(status, 0) + 1
+
+    def responses(self) -> dict[str, int]:
+        """Return the numbers of responses with an error and, apart from these, of refusals with status 429."""
+        errors = sum(num for status, num in list(self._num_answered.items()) if status >= 400)
+        too_many, gone = (self._num_answered.get(status, 0) for status in (429, 499))
+        return {"errors": errors - too_many - gone, "too_many": too_many}
+
+    def first_token_s(self) -> dict[str, float | None]:
+        """Return the median and the 99th percentile of the last requests' times to their first token, in seconds."""
+        times = sorted(self._first_s)
+        return {
+            "p50": times[len(times) // 2] if times else None,
+            "p99": times[min(len(times) - 1, 99 * len(times) // 100)] if times else None,
+        }
 
     def failed(self, answer: Answer, error: BaseException, now_s: float) -> None:
         """Count a request that ended with an error; a cancelled one is in the histograms too, as in vLLM."""

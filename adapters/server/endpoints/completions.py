@@ -64,7 +64,7 @@ class CompletionBody(Body):
         for prompt in self.prompts:
             ids = prompt_ids(self, runtime, prompt) if self.needs_ids else None
             whole = isinstance(prompt, str) and self.truncate_prompt_tokens is None
-            echoed = prompt if whole else runtime.tokenizer.decode(ids or ()) if self.echo else ""
+            echoed = str(prompt) if whole else runtime.tokenizer.decode(ids or ()) if self.echo else ""
             call = Call(echoed if self.echo else "", ids)
             if limit:
                 call.generate = self.request(ids if ids is not None else prompt, sampling)

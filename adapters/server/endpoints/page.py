@@ -1,8 +1,9 @@
-"""The page at `/`: model, load, hit rate over time and the running requests; and `/stats`, its data."""
+"""The page at `/`: load, latencies, errors, hit rate over time and the open requests; and `/stats`, its data."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import graftlm
+from graftlm.adapters.server.endpoints.body import Fields
 
 if TYPE_CHECKING:
     from graftlm.adapters.server.app import Server
@@ -30,7 +32,7 @@ class History:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._samples: deque[dict[str, float]] = deque(maxlen=NUM_SAMPLES)
-        self._last = (0, 0, 0)
+        self._last = (0, 0, 0, 0, 0)
 
     async def keep(self) -> None:
         """Take samples until cancelled."""
@@ -39,10 +41,11 @@ class History:
             await asyncio.sleep(EVERY_S)
 
     def sample(self) -> None:
-        """Add one sample: hit rate of the prompts since the last one, tokens per second, number of sequences."""
+        """Add one sample: hit rate of the prompts since the last one, rates per second, number of sequences."""
         stats = self._server.runtime.stats()
-        now = (stats.cached_tokens, stats.prompt_tokens, stats.completion_tokens)
-        cached, prompts, written = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
+        responses = self._server.metrics.responses()
+        now = (stats.cached_tokens, stats.prompt_tokens, stats.completion_tokens, *responses.values())
+        cached, prompts, written, errors, too_many = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
         self._last = now
         self._samples.append(
             {
@@ -51,6 +54,8 @@ class History:
                 "tokens_per_s": written / EVERY_S,
                 "running": stats.running,
                 "waiting": stats.waiting,
+                "errors_per_s": errors / EVERY_S,
+                "too_many_per_s": too_many / EVERY_S,
             }
         )
 
@@ -58,7 +63,8 @@ class History:
         """Return all values that the page shows."""
         server, stats = self._server, self._server.runtime.stats()
         counts = {k: v for k, v in asdict(stats).items() if k != "open"}
-        opened = [asdict(one) for one in stats.open[:LISTED]]
+        ids = server.intake.request_ids() if server.intake is not None else {}
+        opened = [{**asdict(one), "request_id": ids.get(one.id)} for one in stats.open[:LISTED]]
         named = {"model": server.model_names[0], "max_model_len": server.runtime.max_model_len}
         state = server.unavailable() or "ready"
         return {
@@ -66,10 +72,28 @@ class History:
             "version": graftlm.__version__,
             "state": state,
             "hit_rate": stats.hit_rate,
+            "first_token_s": server.metrics.first_token_s(),
+            "responses": server.metrics.responses(),
+            "memory_bytes": resident_bytes(),
+            "device": getattr(server.runtime.config, "device", ""),
             "counters": counts,
             "open": opened,
             "history": list(self._samples),
         }
+
+
+def resident_bytes() -> int:
+    """Return the process's resident memory in bytes; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+class CancelBody(Fields):
+    """The body of `/stats/cancel`: the id in the log, the header and the page."""
+
+    request_id: str
 
 
 @cache
@@ -87,4 +111,9 @@ def page_routes(server: Server, history: History) -> list[Route]:
     async def stats(http: HttpRequest) -> Response:
         return JSONResponse(await asyncio.to_thread(history.stats))
 
-    return [Route("/", page), Route("/stats", stats)]
+    async def cancel(http: HttpRequest) -> Response:
+        body = await server.read(http, CancelBody)
+        assert server.intake is not None
+        return JSONResponse({"cancelled": server.intake.cancel(body.request_id)})
+
+    return [Route("/", page), Route("/stats", stats), Route("/stats/cancel", cancel, methods=["POST"])]

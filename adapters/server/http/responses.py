@@ -91,7 +91,9 @@ class WholeAnswer(Response):
         async with _while_connected(self.answer, receive):
             try:
                 completions = await self.answer.completions()
-            except RequestCancelled:
+            except RequestCancelled as error:
+                if self.answer.withdrawn:
+                    raise _withdrawn() from error
                 access.reason = "cancelled"
                 return
             except Exception as error:
@@ -193,14 +195,20 @@ class EventStream(Response):
     async def _fail(self, error: BaseException, access: Access, send: Send) -> None:
         """Send an error as the last event; raise it if the headers are not sent yet."""
         self.answer.cancel()
-        if isinstance(error, RequestCancelled):
+        if isinstance(error, RequestCancelled) and not self.answer.withdrawn:
             access.reason = "cancelled"
             return
-        failure = api_error(error, self.fields)
+        failure = _withdrawn() if isinstance(error, RequestCancelled) else api_error(error, self.fields)
         if not self._begun:
             raise failure from error
         access.reason = failure.error["code"] or failure.error["type"] or ""
         await self._send(self.writer.failed(failure), send, more=False)
+
+
+def _withdrawn() -> ApiError:
+    return ApiError(
+        409, "the operator of the server has cancelled the request", kind="server_error", code="cancelled_here"
+    )
 
 
 class _Rest:

@@ -19,7 +19,9 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 def test_the_page_needs_nothing_from_elsewhere(server: Served) -> None:
     answer = httpx.get(f"{server.url}/")
     assert answer.headers["content-type"].startswith("text/html")
-    assert re.findall(r"""(?:src|href)=["'](?!data:)""", answer.text) == []
+    links = re.findall(r"""(?:src|href)=["'](?!data:)([^"']+)""", answer.text)
+    assert links == ["metrics", "docs", "v1/models"]
+    assert all(httpx.get(f"{server.url}/{link}").status_code == 200 for link in links)
     assert "http://www.w3.org" in answer.text.replace("https://", "")
     assert len(re.findall(r"https?://", answer.text)) == 1  # the name of SVG
 
@@ -32,10 +34,20 @@ def test_stats_tell_what_runs_with_its_cached_share(server: Served, client: open
     ) as stream:
         next(iter(stream))
         told = httpx.get(f"{server.url}/stats").json()
-    (one,) = told["open"]
+        (one,) = told["open"]
+        assert one["request_id"] == stream.response.headers["x-request-id"]
+        cancelled = httpx.post(f"{server.url}/stats/cancel", json={"request_id": one["request_id"]}).json()
+        assert cancelled == {"cancelled": 1}
+        with pytest.raises(openai.APIError, match="the operator of the server has cancelled"):
+            list(stream)
     assert one["cached_tokens"] == one["prompt_tokens"] - 1
     assert (told["model"], told["state"], told["counters"]["running"]) == ("sprout", "ready", 1)
-    assert told["history"][-1].keys() == {"time", "hit_rate", "tokens_per_s", "running", "waiting"}
+    assert told["history"][-1].keys() == {
+        *("time", "hit_rate", "tokens_per_s", "running", "waiting"),
+        *("errors_per_s", "too_many_per_s"),
+    }
+    assert told["first_token_s"]["p99"] >= told["first_token_s"]["p50"] > 0
+    assert told["memory_bytes"] > 1 << 20
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
