@@ -17,7 +17,7 @@ GROUPS = {
     "page": "docs/benchmarks.md and bench/notes/workloads.md, their tables written from the committed figures",
     "compiler": "planned programs, reordered prompts: computed tokens, hit rates, beside the same programs without",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
-    "tiers": "cache tiers: chats larger than the pool, cost where nothing is reused",
+    "tiers": "cache tiers: chats larger than the pool, waiting agents, a second process, the cost of no reuse",
     "hostile": "attacks on the HTTP server: the p50 of a steady client beside them, the server's memory",
     "faults": "one call of the system that fails, at every n-th: requests that hang or get wrong answers after it",
     "fuzz": "coverage-guided fuzzing of schemas, patterns, grammars, bodies, streams and files: [TARGET] [--seconds N]",
