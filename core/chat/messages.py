@@ -184,6 +184,8 @@ def media_part(part: Mapping[str, Any], where: str) -> ImagePart | VideoPart | N
 
 _IMAGES = ("image", "image_url", "input_image")
 _VIDEOS = ("video", "video_url", "input_video")
+MEDIA_PARTS = frozenset((*_IMAGES, *_VIDEOS))
+"""Types of the parts that `media_part` reads."""
 _NOT_READ = ("audio", "input_audio", "audio_url", "file", "input_file", "document", "text-plain")
 
 

@@ -281,7 +281,7 @@ class Comparison:
         base, said = self.baseline, []
         if differing := self.differing(result):
             said.append(f"{result.engine} answers {len(differing)} of {len(self.inputs)} inputs differently.")
-        for what in ("calls", "prompt_tokens", "completion_tokens"):
+        for what in ("calls", "prompt_tokens", "completion_tokens", "pictures"):
             ours, theirs = getattr(result.work, what), getattr(base.work, what)
             if ours is not None and theirs is not None and ours != theirs:
                 counted = what.replace("_", " ")

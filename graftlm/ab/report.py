@@ -79,6 +79,7 @@ DETAILS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "mean under way": ("mean_calls_under_way", "{:.1f}".format),
     "mean batch": ("mean_batch", "{:.1f}".format),
     "completion tokens": ("completion_tokens", "{:,}".format),
+    "pictures": ("pictures", "{:,}".format),
     "best hit rate": ("best_hit_rate", "{:.0%}".format),
     "CPU time": ("cpu_s", "{:.2f} s".format),
     "cores of others": ("other_cores", "{:.1f}".format),

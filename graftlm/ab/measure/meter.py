@@ -16,7 +16,16 @@ from graftlm.ab.engines.servers import Server
 from graftlm.ab.measure.failures import told
 from graftlm.ab.measure.http_calls import HttpCalls
 from graftlm.ab.measure.prefix_caches import alive, forget
-from graftlm.ab.measure.profile import FRAMEWORK, Call, Fingerprint, Profile, Work, by_phase, num_unique, outside
+from graftlm.ab.measure.profile import (
+    FRAMEWORK,
+    Call,
+    Fingerprint,
+    Profile,
+    Work,
+    by_phase,
+    num_unique,
+    outside,
+)
 from graftlm.core.errors import RemoteError, RequestCancelled
 
 if TYPE_CHECKING:
@@ -103,7 +112,7 @@ class Meter:
 
     def work(self) -> Work:
         """Return the counts since `start`; any thread may ask."""
-        total = self._counted
+        total = self._counted + Work(pictures=self._prompts.num_pictures or None)
         if num := self._http.num:
             prompt, cached, completion = (self._http.total(what) for what in ("prompt", "cached", "completion"))
             computed = prompt - cached if prompt is not None and cached is not None else None
@@ -202,8 +211,8 @@ class Meter:
 
     # -- single calls ------------------------------------------------------------------------------------------
 
-    def _begin(self, prompt: Any) -> Call:
-        self._prompts.add(prompt)
+    def _begin(self, prompt: Any, *, pictures: bool = True) -> Call:
+        self._prompts.add(prompt, pictures=pictures)
         with self._lock:
             self._under_way += 1
         return Call(time.perf_counter())
@@ -245,7 +254,7 @@ class Meter:
         if request.pin:
             call = Call(time.perf_counter())
             return call, partial(self._ended_ahead, call)
-        call = self._begin(request.prompt)
+        call = self._begin(request.prompt, pictures=id(runtime) not in self._endpoints)  # HTTP clients count theirs
         if self._is_watched:
             (prompt,) = runtime.processor.encode_batch([(request.prompt, request.tools)])
             call.prompt_ids = [] if isinstance(prompt, Exception) else prompt.ids.tolist()
@@ -288,7 +297,9 @@ class Meter:
             rows = output if hasattr(output, "shape") else getattr(output, "sequences", None)
             if self._is_watched and given is not None and rows is not None and len(rows) == 1:
                 call.prompt_ids, call.token_ids = given[0].tolist(), rows[0, given.shape[1] :].tolist()
-            work = Work(completion_tokens=_num_generated(model, given, rows))
+            grids = kwargs.get("image_grid_thw", kwargs.get("image_sizes", kwargs.get("pixel_values")))
+            num_grids = None if grids is None else len(grids)
+            work = Work(completion_tokens=_num_generated(model, given, rows), pictures=num_grids)
             if not by_forward and given is not None:
                 mask = kwargs.get("attention_mask")
                 num_tokens = int(mask.sum()) if mask is not None else given.numel()

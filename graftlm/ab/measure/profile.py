@@ -11,6 +11,10 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
+from graftlm.core.chat.messages import MEDIA_PARTS, ImagePart, Message, VideoPart
+from graftlm.core.media.items import MediaText
+from graftlm.core.prompt_input import PromptInput
+
 Plant = Literal["slow", "changed answer", "cached call"]
 """A fault that `graftlm ab --check` plants, to show that the comparison finds it."""
 FRAMEWORK = "framework, between calls"
@@ -26,6 +30,7 @@ class Work:
     computed_tokens    prompt tokens that were run through the model
     completion_tokens  generated tokens; None where a framework picks them from logits, as Guidance does
     largest_batch      the most sequences in one forward pass
+    pictures           pictures and videos in all prompts; None without any
     """
 
     calls: int | None = None
@@ -33,6 +38,7 @@ class Work:
     computed_tokens: int | None = None
     completion_tokens: int | None = None
     largest_batch: int | None = None
+    pictures: int | None = None
 
     @property
     def hit_rate(self) -> float | None:
@@ -243,23 +249,55 @@ _IDS = {"id", "tool_call_id", "request_id"}
 
 
 class Fingerprint:
-    """The sum of all prompts' digests: equal for equal prompts in any order, since threads send them in any order."""
+    """The sum of all prompts' digests: equal for equal prompts in any order, since threads send them in any order.
+
+    num_pictures  pictures and videos in them
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sum: int | None = None
+        self.num_pictures = 0
 
     @property
     def value(self) -> int | None:
         """None where no prompt was added."""
         return self._sum
 
-    def add(self, prompt: Any) -> None:
-        """Add one prompt: text, token ids, messages, or a request's body. Ids of messages do not count."""
+    def add(self, prompt: Any, *, pictures: bool = True) -> None:
+        """Add one prompt: text, token ids, messages, or a request's body. Ids of messages do not count.
+
+        pictures  whether its pictures are counted
+        """
         text = json.dumps(_plain(prompt), sort_keys=True, default=str)
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little")
         with self._lock:
             self._sum = ((self._sum or 0) + digest) % 2**48
+            self.num_pictures += num_pictures(prompt) if pictures else 0
+
+
+def num_pictures(prompt: Any) -> int:
+    """Return the pictures and videos of a prompt: messages, a request's body, or token ids with spans."""
+    if isinstance(prompt, PromptInput):
+        return sum(getattr(span.values, "first", 0) == 0 for span in prompt.spans)
+    if isinstance(prompt, bytes):
+        try:
+            return num_pictures(json.loads(prompt))
+        except ValueError:
+            return 0
+    if isinstance(prompt, ImagePart | VideoPart):
+        return 1
+    if isinstance(prompt, MediaText):
+        return len(prompt.parts)
+    if isinstance(prompt, Message):
+        return num_pictures(prompt.content)
+    if isinstance(prompt, Mapping):
+        if prompt.get("type") in MEDIA_PARTS:
+            return 1
+        return sum(num_pictures(prompt[name]) for name in ("messages", "input", "content") if name in prompt)
+    if isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], int):
+        return sum(map(num_pictures, prompt))
+    return 0
 
 
 def _plain(value: Any) -> Any:
@@ -272,4 +310,7 @@ def _plain(value: Any) -> Any:
         value = {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items() if key not in _IDS}
+    if hasattr(value, "tobytes"):  # a picture or an array, of which str shows an address or the ends
+        size = repr(getattr(value, "shape", getattr(value, "size", ""))).encode()
+        return hashlib.blake2b(size + value.tobytes()).hexdigest()
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

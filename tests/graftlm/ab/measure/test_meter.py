@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graftlm as gl
 from graftlm.ab.engines.frameworks import named_engines
 from graftlm.ab.measure.meter import Meter, _num_generated
 from graftlm.ab.measure.prefix_caches import alive
-from graftlm.ab.measure.profile import Work
+from graftlm.ab.measure.profile import Fingerprint, Work, num_pictures
+from graftlm.core.chat.messages import ImagePart, Message, TextPart, VideoPart
 from graftlm.core.errors import RequestTooLong
 from tests.core.remote.models import answers
 from tests.core.remote.server import Server
@@ -45,6 +48,23 @@ def test_counts_equal_the_engines_own_and_those_of_the_prompts(runtime: gl.Runti
     assert work == Work(2, stats.prompt_tokens, stats.computed_tokens, stats.completion_tokens, stats.largest_batch)
     assert work.prompt_tokens == sum(len(prompt.encode()) for prompt in PROMPTS)
     assert work.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
+
+
+def test_pictures_of_every_form_count() -> None:
+    """Messages, bodies of requests and objects; the fingerprint tells pictures of one size apart."""
+    url = {"type": "image_url", "image_url": {"url": "data:,"}}
+    body = {"messages": [{"role": "user", "content": [url, {"type": "text", "text": "image"}, url]}]}
+    native = [Message("user", (ImagePart(b"1"), TextPart("a"), VideoPart([])))]
+    for prompt in (body, json.dumps(body).encode(), native, body["messages"]):
+        assert num_pictures(prompt) == 2
+    for prompt in ("image", [1, 2], b"\xff", [], native[0].text, {"prompt": "image"}):
+        assert num_pictures(prompt) == 0
+    prints = []
+    for value in (0, 0, 1):
+        fingerprint = Fingerprint()
+        fingerprint.add([Message("user", (ImagePart(np.full((4000,), value)),))])
+        prints.append(fingerprint.value)
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_a_prefix_computed_ahead_is_no_call_but_its_tokens_are_computed(runtime: gl.Runtime) -> None:
