@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.hub import only_local, why_not
-from graftlm.core.kv.memory import check_weights_fit, may_be_too_large
+from graftlm.core.kv.memory import check_weights_fit, free_bytes, may_be_too_large
 from graftlm.core.model.description import dtype_of, model_config
 from graftlm.core.model.gguf.families import dtype_name
 from graftlm.core.model.gguf.folder import listed_gguf
@@ -29,6 +29,7 @@ from graftlm.core.model.quantised.format_check import (
 )
 from graftlm.core.model.quantised.rounded_model import round_model, scheme_of
 from graftlm.core.model.quantised.rounding import SCHEMES
+from graftlm.kernels.codes.tiled_weight import runs_on
 from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ _QUANTIZATIONS: dict[str, Callable[[], Any]] = {
     "finegrained-fp8": lambda: _transformers("FineGrainedFP8Config")(),
 }
 """Option `quantization` -> the constructor of transformers' configuration."""
+
+
+_ROOM = 1.3
+"""Bytes on a GPU for each of a quantised file: scales are wider there, and embeddings have values."""
 
 
 def _quantization_config(name: str) -> Any:
@@ -199,7 +204,7 @@ def read_quantised(
     hf_config = model_config(source, config)
     described = _described(source, config, device) if part is None else None
     try:
-        if described is not None:
+        if described is not None and not _fit_as_codes(Path(source).glob("*.safetensors"), config, device):
             check_weights_fit(source, described, device)
     except ModelError:
         if device.type == "cuda":
@@ -216,6 +221,14 @@ def read_quantised(
             return read_checkpoint(source, folder, hf_config, quantization, dtype, device, part)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"no model could be loaded from {source!r}: {why_not(source, error)}") from error
+
+
+def _fit_as_codes(paths: Iterable[Path], config: EngineConfig, device: torch.device) -> bool:
+    """Return True if quantised files fit on a GPU whose kernels multiply codes, however large their values would be."""
+    if config.dtype not in ("auto", "bfloat16") or not runs_on(device):
+        return False
+    num_bytes = sum(path.stat().st_size for path in paths)
+    return 0 < _ROOM * num_bytes < free_bytes(device)
 
 
 def snapshot(source: str) -> Path:
@@ -235,7 +248,7 @@ def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.
     if config.quantization is not None:
         raise _quantised_already(name, config)
     described = _described(source, config, device)
-    if described is not None and may_be_too_large(source, device):
+    if described is not None and may_be_too_large(source, device) and not _fit_as_codes(file.paths, config, device):
         check_weights_fit(name, described, device)
     chosen, hf_config = choose_dtype(config, device), model_config(source, config)
     dtype: torch.dtype = getattr(torch, dtype_name(file)) if chosen == "auto" else chosen
