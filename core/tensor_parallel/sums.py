@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -114,10 +115,15 @@ class DeviceSums:
         self._held: Any = None  # the memory that other ranks read
         self.reason = triton_problem(device)
         own = self._tested(rank) if self.reason is None else None
-        works = torch.tensor([own is not None], dtype=torch.int32, device=device)
+        norms = own is not None and self._passes(own, rank)
+        works = torch.tensor([own is not None, norms], dtype=torch.int32, device=device)
         _dist.all_reduce(works, _dist.ReduceOp.MIN)
-        if int(works):
+        all_sum, all_norm = works.tolist()
+        self._norms = bool(all_norm)
+        if all_sum:
             self._own = own
+            if not all_norm:
+                log.warning("norms follow sums over GPUs as kernels of their own: %s", self.reason or "on another rank")
         else:
             log.warning("sums over GPUs go through NCCL, more slowly: %s", self.reason or "on another rank they do")
 
@@ -130,15 +136,40 @@ class DeviceSums:
         return part
 
     def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
-        if self._own is None or not self._own.norms(parts):
+        if self._own is None or not self._norms or not self._own.norms(parts):
             return None
         normed: torch.Tensor = self._own.add_norm(parts, residual, norm)
         return normed
 
+    def _passes(self, own: Any, rank: int) -> bool:
+        """Whether the kernel that also norms does as it must."""
+        with self._timed():
+            try:
+                self._test_norm(own, rank)
+            except Exception as error:
+                self.reason = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+        return self.reason is None
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Abort a test that takes too long, which then has a reason to fail."""
+        late = threading.Timer(TEST_S, self._end_waits)
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
+            if int(self._abort[0]):
+                self.reason = "a test of the kernel took too long"
+                self._abort.zero_()
+
     def _tested(self, rank: int) -> Any:
         """Return the own kernel, if it adds as it must."""
-        late = threading.Timer(TEST_S, self.abort)
-        late.start()
+        with self._timed():
+            own = self._added(rank)
+        return own if self.reason is None else None
+
+    def _added(self, rank: int) -> Any:
         try:
             own = self._connected(rank)
             for dtype, num in ((torch.bfloat16, 4096), (torch.float32, 77_777), (torch.int64, 5)):
@@ -148,16 +179,10 @@ class DeviceSums:
                     expected = (base * sum(range(1, self._size + 1))).to(dtype)
                     if not bool((found == expected).all()):
                         raise RuntimeError("the kernel's sum is wrong")
-            self._test_norm(own, rank)
             return own
         except Exception as error:
             self.reason = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
             return None
-        finally:
-            late.cancel()
-            if int(self._abort[0]):
-                self.reason = "a test of the kernel took too long"
-                self._abort.zero_()
 
     def _test_norm(self, own: Any, rank: int) -> None:
         """Compare the kernel that also norms with its parts. Raises RuntimeError if they differ."""
@@ -192,8 +217,12 @@ class DeviceSums:
         _dist.barrier()
         return RankSum(rank, bases, self._abort.data_ptr(), SLAB_BYTES, self._device)
 
-    def abort(self) -> None:
+    def _end_waits(self) -> None:
+        """Set the word at which kernels that wait look; no call of CUDA, so any thread may."""
         self._abort.numpy()[0] = 1
+
+    def abort(self) -> None:
+        self._end_waits()
         if self._own is None:
             with suppress(Exception):
                 _dist.distributed_c10d._abort_process_group()
