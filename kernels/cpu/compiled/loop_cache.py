@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -64,6 +65,10 @@ class LoopShapes(NamedTuple):
 
 
 _processes: list[subprocess.Popen[bytes]] = []
+
+LONGEST_S = 600
+"""Seconds after which a process that compiles loops ends; it goes on when its parent has ended, even if killed."""
+
 _quiet = True
 
 
@@ -225,7 +230,9 @@ def _cost(wanted: Wanted) -> int:
 
 
 def compile_missing(wanted: list[Wanted], nice: int = 0) -> None:
-    """Compile the loops that are missing in the cache folder."""
+    """Compile the loops that are missing in the cache folder, in a process that ends after LONGEST_S seconds."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(LONGEST_S)
     if nice and hasattr(os, "nice"):
         os.nice(nice)
     for one in wanted:
