@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from graftlm.core.errors import ConfigError, GraftError
+from graftlm.kernels.jit import python_process
 from graftlm.progress import Progress
 from graftlm.text_files import read_text
 
@@ -308,7 +308,8 @@ def bench(context: typer.Context) -> None:
         raise ConfigError(
             "the benchmarks come with the source, not with the wheel; clone the repository and run make bench"
         )
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "bench", *context.args], cwd=root))
+    with python_process.start(("-m", "bench", *context.args), cwd=root) as process:
+        raise typer.Exit(process.wait())
 
 
 @app.command()

@@ -13,8 +13,8 @@ import graftlm
 ROOT = Path(__file__).parents[1]
 LAYERS = ["plugins", "kernels", "core", "adapters"]
 MAY_IMPORT = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)} | {"graftlm": {"plugins", "core"}}
-# The exception tree imports nothing, so every layer may raise from it.
-FOR_ALL = "graftlm.core.errors"
+# The exception tree and the starter of Python processes import nothing, so every layer may use them.
+FOR_ALL = ("graftlm.core.errors", "graftlm.kernels.jit.python_process")
 # The command line starts the server, which is an adapter.
 COMMANDS = (ROOT / "graftlm/cli.py", "graftlm.adapters.server")
 # Scripts of a user's kind: run by path, never imported.

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import graftlm
 from graftlm.core.errors import ConfigError
+from graftlm.kernels.jit import python_process
 
 PYTHON = "GRAFTLM_AB_PYTHON"
 """The environment variable that gives an engine's process the Python of the comparison."""
@@ -36,7 +38,8 @@ def command(python: str, *arguments: str) -> list[str]:
 
 def has(python: str, packages: Sequence[str]) -> bool:
     """Return True if a Python finds all these packages, without importing them."""
-    return subprocess.run([python, "-c", _HAS, *packages], capture_output=True).returncode == 0
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return python_process.start(("-c", _HAS, *packages), python=python, **quiet).wait() == 0
 
 
 def home_of(packages: Sequence[str]) -> str | None:

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from graftlm.ab.engines.other_python import command, home_of
 from graftlm.core.errors import EngineError
+from graftlm.kernels.jit import python_process
 
 READY_S = 900.0
 """Seconds that a server may take to start: large models are read and compiled first."""
@@ -94,8 +95,9 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the server runs)
-        process = subprocess.Popen(
-            command(python, *arguments(model), "--port", str(port), "--host", "127.0.0.1"),
+        program, *rest = command(python, *arguments(model), "--port", str(port), "--host", "127.0.0.1")
+        process = python_process.start(
+            rest, python=program,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             env=os.environ | {"VLLM_SERVER_DEV_MODE": "1"},  # which has the request that empties the cache
         )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 from graftlm.ab.engines.other_python import NEEDS, PYTHON, command
 from graftlm.ab.engines.servers import last_words
 from graftlm.core.errors import ConfigError, GraftError
+from graftlm.kernels.jit import python_process
 
 
 class EngineFailed(GraftError):
@@ -53,8 +54,10 @@ class EngineProcess:
         environment |= {"DSPY_CACHEDIR": self._folder.name, "TOKENIZERS_PARALLELISM": "true", "PYTHONUNBUFFERED": "1"}
         environment[PYTHON] = sys.executable
         environment.setdefault("PYTHONHASHSEED", "0")  # sets have the same order everywhere
-        self._process = subprocess.Popen(
-            command(self.python, "-m", "graftlm.ab.measure.worker"),
+        program, *arguments = command(self.python, "-m", "graftlm.ab.measure.worker")
+        self._process = python_process.start(
+            arguments,
+            python=program,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -32,7 +32,11 @@ def test_a_process_finds_the_package_of_its_parent() -> None:
 
 
 def test_no_other_module_starts_a_python() -> None:
-    starts = re.compile(r"\[\s*sys\.executable")
-    files = [path for folder in ("core", "kernels", "adapters", "plugins") for path in (ROOT / folder).rglob("*.py")]
+    starts = re.compile(r"(?:=|Popen\(|run\(|call\(|check_output\()\s*\[\s*(?:sys\.executable|python\b)")
+    files = [
+        path
+        for folder in ("core", "kernels", "adapters", "plugins", "graftlm")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     found = {path.name for path in files if starts.search(path.read_text(encoding="utf-8"))}
     assert found == {"python_process.py"}
