@@ -158,7 +158,9 @@ def pack(plan: WirePlan) -> bytes:
     others = [getattr(plan, name) for name in _OTHERS]
     lengths = np.array([-1 if array is None else array.size for array in arrays], np.int64)
     rest = pickle.dumps(others) if any(others) else b""
-    return b"".join([lengths.tobytes(), *(array.tobytes() for array in arrays if array is not None), rest])
+    written = [array.tobytes() for array in arrays if array is not None]
+    padded = [part + bytes(-len(part) % 8) for part in written]  # each array begins at a multiple of its numbers' size
+    return b"".join([lengths.tobytes(), *padded, rest])
 
 
 def unpack(record: bytes | bytearray) -> WirePlan:
@@ -172,7 +174,7 @@ def unpack(record: bytes | bytearray) -> WirePlan:
             continue
         array = np.frombuffer(record, np.int32 if name in _INT32 else np.int64, length, offset)
         found[name] = array.reshape(_SHAPES.get(name, (length,)))
-        offset += array.nbytes
+        offset += array.nbytes + -array.nbytes % 8
     if offset < len(record):
         found |= zip(_OTHERS, pickle.loads(record[offset:]), strict=True)
     return WirePlan(**found)

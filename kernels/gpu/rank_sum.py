@@ -16,6 +16,7 @@ import triton.language as tl
 
 from graftlm.kernels.gpu.norm import normed_row
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
+from graftlm.kernels.jit.precompile import is_dry
 from graftlm.kernels.norm import Norm
 
 REGION = 8192
@@ -188,7 +189,9 @@ class RankSum:
     def __call__(self, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Sum parts [num_parts, ...] of this rank, and those of all ranks. -> [...] in `dtype`"""
         parts = parts.contiguous()
-        out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
+        # a dry run launches nothing, but token ids of rank 0 are still looked up in the embedding
+        make = torch.zeros if is_dry() else torch.empty
+        out = make(parts.shape[1:], dtype=dtype, device=parts.device)
         n, block = out.numel(), REGION // dtype.itemsize
         slabs, flags, counters, slab_bytes = self._blocks
         _sum[(triton.cdiv(n, block),)](
