@@ -205,6 +205,8 @@ def build_runner(
             runner = GraphRunner(
                 paged, attention, max_batch=config.max_batch, max_len=loaded.max_model_len, scratch=num_slots
             )
+    if host is not None:
+        host.register()
     return RunnerSpec(
         runner,
         num_slots,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import numpy as np
 import torch
+
+registration = threading.RLock()
+"""Held while graphs are captured, and while host memory is registered with a driver: that would end a capture."""
 
 
 def send(array: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:

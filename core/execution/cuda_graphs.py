@@ -20,7 +20,7 @@ from graftlm.core.execution.paged import PagedRunner
 from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout, best_prefix
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.recurrent.state_step import StateStep
-from graftlm.kernels.transfer import send
+from graftlm.kernels.transfer import registration, send
 from graftlm.kernels.wire_plan import SCRATCH, WirePlan
 
 TOKENS_PER_ROW = 2
@@ -77,8 +77,9 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
 def undisturbed(device: torch.device) -> Iterator[None]:
     """Shield a capture from what happens outside, and the outside from a capture that fails.
 
-    Freeing the graphs of an earlier runtime fails the capture at hand, so no garbage is collected meanwhile. A failed
-    one leaves torch's generator believing that it is being captured: every later random number would be an error.
+    Freeing the graphs of an earlier runtime fails the capture at hand, so no garbage is collected meanwhile, and no
+    host memory is registered, which fails it too. A failed one leaves torch's generator believing that it is being
+    captured: every later random number would be an error.
     """
     if device.type != "cuda":
         yield
@@ -90,7 +91,8 @@ def undisturbed(device: torch.device) -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
-        yield
+        with registration:
+            yield
     except BaseException:
         generator.graphsafe_set_state(state)
         raise

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from graftlm.kernels.transfer import registration
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,24 +23,29 @@ REGISTERED_BYTES = 1 << 27
 class HostRows:
     """`num_rows` rows of `row_bytes` in one anonymous mapping; untouched rows cost no memory on a CPU.
 
-    For a GPU the pages are registered with its driver, on a thread, a gigabyte in some 0.4 s. torch's own pinned memory
-    would be rounded up to a power of two.
+    For a GPU `register` has the pages registered with its driver, on a thread, a gigabyte in some 0.4 s; call it when
+    the runtime's graphs are captured. torch's own pinned memory would be rounded up to a power of two.
 
     num_ready  rows that can be used now, the first ones
     """
 
     def __init__(self, num_rows: int, row_bytes: int, device: torch.device) -> None:
         self.num_rows = num_rows
-        self._memory = mmap.mmap(-1, max(num_rows * row_bytes, mmap.PAGESIZE))
-        data = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self._rows = data[: num_rows * row_bytes].view(num_rows, row_bytes)
+        stride = -(-row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # no row lies in two registrations
+        self._memory = mmap.mmap(-1, max(num_rows, 1) * stride)
+        self._device = device
+        self._data = data = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._rows = data[: num_rows * stride].view(num_rows, stride)[:, :row_bytes]
         self.num_ready = num_rows if device.type != "cuda" else 0
-        self._row_bytes = row_bytes
+        self._stride = stride
         self._ends = False
         self._thread: threading.Thread | None = None
         self._registered: list[int] = []
-        if device.type == "cuda":
-            self._thread = threading.Thread(target=self._register, args=(data, device), daemon=True)
+
+    def register(self) -> None:
+        """Begin to register the memory with the driver of a GPU."""
+        if self._device.type == "cuda" and self._thread is None:
+            self._thread = threading.Thread(target=self._register, args=(self._data, self._device), daemon=True)
             self._thread.start()
 
     def row(self, index: int) -> Tensor:
@@ -52,26 +59,29 @@ class HostRows:
             self._thread.join()
             self._thread = None
         for address in self._registered:
-            torch.cuda.cudart().cudaHostUnregister(address)
+            with registration:
+                torch.cuda.cudart().cudaHostUnregister(address)
         self._registered.clear()
 
     def _register(self, data: Tensor, device: torch.device) -> None:
         try:
             with torch.cuda.device(device):
-                for start in range(0, len(data), REGISTERED_BYTES):
+                piece = max(REGISTERED_BYTES // self._stride, 1) * self._stride
+                for start in range(0, len(data), piece):
                     if self._ends:
                         return
-                    size = min(REGISTERED_BYTES, len(data) - start)
-                    code = torch.cuda.cudart().cudaHostRegister(data.data_ptr() + start, size, 0)
+                    size = min(piece, len(data) - start)
+                    with registration:
+                        code = torch.cuda.cudart().cudaHostRegister(data.data_ptr() + start, size, 0)
                     if int(code) != 0:
                         raise RuntimeError(f"cudaHostRegister of {size:,} bytes returned {int(code)}")
                     self._registered.append(data.data_ptr() + start)
-                    self.num_ready = min((start + size) // self._row_bytes, self.num_rows)
+                    self.num_ready = min((start + size) // self._stride, self.num_rows)
         except Exception as error:
             log.warning(
                 "%d of %d bytes of host memory for the cache were registered with the GPU: %s; lower "
                 "CacheConfig.host_bytes, or raise the limit of locked memory (ulimit -l)",
-                self.num_ready * self._row_bytes,
-                self.num_rows * self._row_bytes,
+                self.num_ready * self._stride,
+                self.num_rows * self._stride,
                 error,
             )

@@ -28,6 +28,12 @@ class HostTier(NamedTuple):
     state_copier: BlockCopier | None = None
     state_rows: HostRows | None = None
 
+    def register(self) -> None:
+        """Begin to make the rows ready for a GPU, once the runtime's graphs are captured."""
+        for rows in (self.rows, self.state_rows):
+            if rows is not None:
+                rows.register()
+
 
 @dataclass(eq=False)
 class Load:
