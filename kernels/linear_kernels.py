@@ -233,9 +233,9 @@ class Codes:
 
     name = "codes"
     roles: ClassVar[tuple[Role, ...]] = ("qkv", "gate_up", "add", "head")
-    probes = (1, 17, 33, FEW_ROWS, 100)
+    probes = (1, 16, 17, 33, FEW_ROWS, 100)
 
-    def __init__(self, reads: type[TiledWeight] | type[TiledParts], max_rows: int = 256) -> None:
+    def __init__(self, reads: type[TiledWeight] | type[TiledParts], max_rows: int = 128) -> None:
         self.reads: type[Weight] = reads
         self.max_rows = max_rows
 

@@ -102,13 +102,42 @@ def _nibbles(words, even, odd, TABLE: gl.constexpr):
 @gluon.jit
 def _operands(found, ROW: gl.constexpr, like):
     """Return the operands of outputs m and m + 8, for each of words `like` [16, W]: row `ROW` of found [rows, 64]."""
+    even, odd = _even_odd(found, ROW)
+    return _spread(even, like), _spread(odd, like)
+
+
+@gluon.jit
+def _two_operands(found, ROW: gl.constexpr, like):
+    """Return the operands of words `like` [16, 32], where each half of the inputs has its own row from `ROW` on."""
+    even, odd = _even_odd(found, ROW)
+    next_even, next_odd = _even_odd(found, ROW + 1)
+    return _spread_halves(even, next_even, like), _spread_halves(odd, next_odd, like)
+
+
+@gluon.jit
+def _even_odd(found, ROW: gl.constexpr):
+    """Return row `ROW` of found [rows, 64] as words [4, 8] of outputs m, and of outputs m + 8."""
     ROWS: gl.constexpr = found.shape[0]
     if ROWS == 1:
-        even, odd = gl.split(found.to(gl.int32, bitcast=True).reshape([4, 2, 8]).permute((0, 2, 1)))
-        return _spread(even, like), _spread(odd, like)
+        return gl.split(found.to(gl.int32, bitcast=True).reshape([4, 2, 8]).permute((0, 2, 1)))
     else:
         first, second = gl.split(found.reshape([2, ROWS // 2, 64]).permute((1, 2, 0)))
-        return _operands(first if ROW < ROWS // 2 else second, ROW % (ROWS // 2), like)
+        return _even_odd(first if ROW < ROWS // 2 else second, ROW % (ROWS // 2))
+
+
+@gluon.jit
+def _spread_halves(first, second, like):
+    """Return words [4, 8] of both halves of the inputs for all words [16, 32] of the output."""
+    whole: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 0, 0, 0, 1], [0, 0, 0, 1, 0]],
+        [[0, 0, 1, 0, 0], [0, 0, 2, 0, 0], [0, 1, 0, 0, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0]],
+        [[4, 0, 0, 0, 0], [8, 0, 0, 0, 0]], [], [16, 2, 4, 2, 2],
+    )  # fmt: skip
+    each: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(4, whole))
+    x = gl.convert_layout(gl.join(first, second).reshape([16, 2, 2]), each, assert_trivial=True)
+    zeros = gl.zeros([16, 2, 4, 2, 2], gl.int32, whole)
+    found = (zeros + x.expand_dims(2).expand_dims(4)).reshape([16, 32])
+    return gl.convert_layout(found, like.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -191,15 +220,17 @@ def box_words(ws, s, BOX: gl.constexpr, BITS: gl.constexpr):
 @gluon.jit
 def factor(
     first, second, found, ROW: gl.constexpr, PART: gl.constexpr, BY: gl.constexpr, BITS: gl.constexpr,
-    TABLE: gl.constexpr, KIND: gl.constexpr, layout: gl.constexpr,
+    TABLE: gl.constexpr, KIND: gl.constexpr, TWO: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Return part `PART` of `BY` of a box's weights as a first factor [64, 64 / BY].
 
-    found  the stage's numbers, among them the operands in row `ROW`
+    found  the stage's numbers, among them the operands in row `ROW`, or two rows
     """
     if BITS == 4:
         words = _some_words(first, PART, BY)
-        if KIND == "zero" or KIND == "power":
+        if TWO:
+            even, odd = _two_operands(found, ROW, words)
+        elif KIND == "zero" or KIND == "power":
             even, odd = _operands(found, ROW, words)
         else:
             even = gl.full_like(words, 0x7E807E80 if TABLE == "e2m1" else 0x43084308)
@@ -305,6 +336,12 @@ def read_tile(codes, scales, shared, s, tile, pred, SHAPE: gl.constexpr, SCALE_L
         load(scales, [tile * SCALE_LINES, 0], ready.index(s), ss.index(s), pred=pred)
 
 
+@gluon.constexpr_function
+def _row_of(kind, groups, boxes, group, part):
+    """Return the row of a box's operands among a stage's numbers."""
+    return part * groups // boxes if kind == "power" else group + (groups if kind == "zero" else 0)
+
+
 @gluon.jit
 def block_sums(
     shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr,
@@ -318,8 +355,8 @@ def block_sums(
     BITS: gl.constexpr = SHAPE[2]
     TEAMS: gl.constexpr = SHAPE[4]
     BOXES: gl.constexpr = 128 // K
-    EACH: gl.constexpr = BOXES // (GROUPS if GROUPS > 0 else 1)
     SCALED: gl.constexpr = GROUPS > 0 and KIND != "power"  # by group: a group has sums of its own
+    EACH: gl.constexpr = BOXES // (GROUPS if SCALED else 1)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     sums = gl.zeros([64, ROWS], gl.float32, layout)
     if KIND == "minimum":
@@ -339,17 +376,9 @@ def block_sums(
             for part in gl.static_range(EACH):
                 first, second = box_words(ws, s, (group * EACH + part) * K // 64, BITS)
                 w = factor(
-                    first,
-                    second,
-                    found,
-                    group + (GROUPS if KIND == "zero" else 0),
-                    (group * EACH + part) % (64 // K),
-                    64 // K,
-                    BITS,
-                    TABLE,
-                    KIND,
-                    layout,
-                )
+                    first, second, found, _row_of(KIND, GROUPS, BOXES, group, part), (group * EACH + part) % (64 // K),
+                    64 // K, BITS, TABLE, KIND, KIND == "power" and GROUPS > BOXES, layout,
+                )  # fmt: skip
                 x = xs.index(s * BOXES + group * EACH + part).permute((1, 0))
                 more = warpgroup_mma(w, x, more, use_acc=(not SCALED) | (part > 0), is_async=True)
             if KIND == "minimum":

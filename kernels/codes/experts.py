@@ -18,7 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.bits12.code_tiles import store_rows
 from graftlm.kernels.codes.code_tiles import allocate, block_sums, hand_over, lines_layout, read_tile, take_over
-from graftlm.kernels.codes.matmul import MAX_STAGES, REGISTERS, TEAMS, inputs_of_box, scale_lines, stages_of
+from graftlm.kernels.codes.matmul import LAYOUTS, MAX_STAGES, Layout, inputs_of_box, scale_lines, stages_of
 from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledWeight
 from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate
@@ -27,6 +27,11 @@ from graftlm.kernels.hopper.tiles import load, tiled
 
 _PAIRS = ((13, 16), (26, 32))
 """Average tokens per expert up to which a block has so many pairs; with more tokens it has 64."""
+
+LAYOUT = LAYOUTS | {16: Layout(2, 80, 108 * 1024)}
+"""Layouts by the pairs of a block: two programs of the smallest fit on a multiprocessor."""
+_TWICE = 16
+"""Pairs of a block up to which two programs fit on a multiprocessor."""
 
 
 @dataclass(frozen=True)
@@ -410,16 +415,17 @@ def _launch(
     lines, scales = scale_lines(weight), codes
     if lines:
         scales = TensorDescriptor(weight.scales, list(weight.scales.shape), [32, 1], [lines, 32], lines_layout())
-    box, rows = inputs_of_box(weight), blocks.block
-    _coded_experts[(min(num_items, num_sms),)](
+    box, rows, layout = inputs_of_box(weight), blocks.block, LAYOUT[blocks.block]
+    at_once = num_sms * (2 if rows <= _TWICE else 1)
+    _coded_experts[(min(num_items, at_once),)](
         tiled(x, rows, box), codes, scales, weight.scales, bias if bias is not None else weight.scales,
         routing, out, blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
         triton.cdiv(k, INPUTS), out.shape[-1], routing.shape[-1], 0 if gated else out.stride(0),
         gate.alpha, gate.limit or 0.0, gate.shift,
-        SHAPE=(rows, box, weight.bits, lines, TEAMS[rows]), SCALE_LINES=weight.scale_lines,
-        STAGES=stages_of(rows, weight, MAX_STAGES), GROUPS=weight.groups, KIND=weight.kind,
+        SHAPE=(rows, box, weight.bits, lines, layout.teams), SCALE_LINES=weight.scale_lines,
+        STAGES=stages_of(rows, weight, MAX_STAGES, layout), GROUPS=weight.groups, KIND=weight.kind,
         TABLE=weight.table or "", BIAS=bias is not None, GATE=gated,
-        CLAMP=gate.limit is not None, REGISTERS=REGISTERS[rows], num_warps=4, maxnreg=REGISTERS[rows],
+        CLAMP=gate.limit is not None, REGISTERS=layout.registers, num_warps=4, maxnreg=layout.registers,
         **pdl_options(routing),
     )  # fmt: skip
 

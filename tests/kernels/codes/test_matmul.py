@@ -69,9 +69,9 @@ boxes = lambda of, height: f"tensordesc<{{of}}[{{height}}, 32],{{lines_layout()!
 signature = dict(x_tiles=tile(rows, box), codes=boxes("i32", 32), scales="*fp32", bias="*bf16", out="*bf16",
     scale_tiles=boxes("fp32", lines) if lines else boxes("i32", 32))
 signature |= dict.fromkeys(("num_rows", "n", "out_row", "num_items", "num_blocks", "steps", "tiles"), "i32")
-teams = kernel.TEAMS[rows]
+teams = kernel.LAYOUTS[rows].teams
 given = dict(SHAPE=(rows, box, bits, lines, teams), SCALE_LINES=lines, STAGES=teams, GROUPS=groups, KIND=kind,
-    TABLE=table, BIAS=False, GATE=False, ACTIVATION="", REGISTERS=kernel.REGISTERS[rows], PDL=True)
+    TABLE=table, BIAS=False, GATE=False, ACTIVATION="", REGISTERS=kernel.LAYOUTS[rows].registers, PDL=True)
 """
 
 
