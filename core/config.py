@@ -261,6 +261,7 @@ class EngineConfig:
     overlap          launch a step before the tokens of the previous step are available; None: on a GPU only.
     compact_weights  hold bfloat16 weights a second time, in 12 bits each and without loss, for steps of few tokens on
                      a Hopper GPU; None: if the copy takes at most three tenths of the memory beside the weights.
+                     False also widens quantised weights there, for steps of many rows.
     speculation      "auto": on a CPU a step also verifies draft tokens, copied from the request's own text or from
                      recent answers, and keeps the accepted ones; "off".
     quiet            no progress line during preparation; only terminals show one.

@@ -218,14 +218,20 @@ def read_quantised(
     assert quantization is not None
     try:
         with progress_bars(shown=False):
-            return read_checkpoint(source, folder, hf_config, quantization, dtype, device, part)
+            widened = _widened(config, device)
+            return read_checkpoint(source, folder, hf_config, quantization, dtype, device, part, widened)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"no model could be loaded from {source!r}: {why_not(source, error)}") from error
 
 
+def _widened(config: EngineConfig, device: torch.device) -> bool:
+    """Return True if the weights of quantised files get values when they are read."""
+    return device.type == "cuda" and config.compact_weights is False
+
+
 def _fit_as_codes(paths: Iterable[Path], config: EngineConfig, device: torch.device) -> bool:
     """Return True if quantised files fit on a GPU whose kernels multiply codes, however large their values would be."""
-    if config.dtype not in ("auto", "bfloat16") or not runs_on(device):
+    if config.dtype not in ("auto", "bfloat16") or _widened(config, device) or not runs_on(device):
         return False
     num_bytes = sum(path.stat().st_size for path in paths)
     return 0 < _ROOM * num_bytes < free_bytes(device)
@@ -256,7 +262,7 @@ def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.
         dtype = torch.float32  # half precision has no fast matmul on CPUs
     try:
         with progress_bars(shown=False):
-            return read_model(file, hf_config, dtype, device)
+            return read_model(file, hf_config, dtype, device, widened=_widened(config, device))
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(
             f"the weights of {name!r} cannot be read: {type(error).__name__}: {str(error)[:500]}"

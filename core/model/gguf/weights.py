@@ -20,10 +20,13 @@ from graftlm.kernels.quantised_weight import QuantisedWeight
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
-def read_model(file: GgufFile, hf_config: Any, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def read_model(
+    file: GgufFile, hf_config: Any, dtype: torch.dtype, device: torch.device, *, widened: bool = False
+) -> nn.Module:
     """Return the model of a file with its weights in `dtype`, or as codes where a kernel of `device` multiplies them.
 
     hf_config  transformers' configuration of the file
+    widened    keep no codes
     Raises ModelError for tensors that are missing, unknown or of another shape than the model's.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -34,7 +37,7 @@ def read_model(file: GgufFile, hf_config: Any, dtype: torch.dtype, device: torch
     expected = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
     tied = {"lm_head.weight"} if hf_config.tie_word_embeddings else set()
     _check(file, expected, tied)
-    held = HeldWeights(described, device, dtype)
+    held = HeldWeights(None if widened else described, device, dtype)
     state = dict(tensors(file, dtype, held))
     missing = sorted(set(expected) - set(state) - tied)
     if missing:

@@ -44,10 +44,12 @@ def read_checkpoint(
     dtype: torch.dtype,
     device: torch.device,
     part: ShardPart | None = None,
+    widened: bool = False,
 ) -> nn.Module:
     """Return the model of a folder of safetensors files: weights in `dtype`, or codes that `device` multiplies.
 
     quantization  the quantization_config with its quant_method
+    widened  keep no codes
     part  that is read of a model over several processes
     Raises ModelError for tensors that are missing, or that belong to no supported format.
     """
@@ -62,7 +64,7 @@ def read_checkpoint(
     with torch.device("meta"):
         described = model_class(hf_config)
     shapes = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
-    held = HeldWeights(described, device, dtype)
+    held = HeldWeights(None if widened else described, device, dtype)
     state = dict(_state(source, folder, quantization, shapes, held, dtype, part))
     read: Any = model_class.from_pretrained(
         None, config=own_config, state_dict=state, dtype=dtype, output_loading_info=True

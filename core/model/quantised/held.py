@@ -28,7 +28,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 class HeldWeights:
     """The quantised weights of a model that stay codes, by the names of the tensors that they replace.
 
-    model   the model without weights; only its linear layers and embeddings can hold codes
+    model   the model without weights; only its linear layers and embeddings can hold codes. None keeps none
     device  where the model will run
     dtype   that it computes in
     """
@@ -39,7 +39,7 @@ class HeldWeights:
         self._device = device
         self._problem = problem if device.type == "cpu" else codes_problem
         runs = importlib.util.find_spec("llvmlite") is not None if device.type == "cpu" else runs_on(device)
-        self._kept = dtype is torch.bfloat16 and runs
+        self._kept = model is not None and dtype is torch.bfloat16 and runs
         kinds = (nn.Linear, nn.Embedding) if device.type == "cpu" else (nn.Linear,)
         modules = model.named_modules() if model is not None and self._kept else ()
         self._kinds = {f"{name}.weight": type(module) for name, module in modules if type(module) in kinds}
