@@ -9,6 +9,7 @@ from typing import Any, Self
 from graftlm.adapters.guidance.engine import GraftEngine, GraftState, Grammar
 from graftlm.adapters.guidance.lowering import leading_text
 from graftlm.core.chat.messages import ImagePart, described
+from graftlm.core.media.processor import text_of
 from guidance._ast import GrammarNode, ImageBlob, ImageUrl, LiteralNode, RoleEnd, RoleStart
 from guidance.models._base._interpreter import UnsupportedNodeError
 from guidance.models._base._model import _event_queues
@@ -103,9 +104,9 @@ class GraftInterpreter(EngineInterpreter):
         media = self.engine.runtime.tokenizer.media
         if media is None:
             raise UnsupportedNodeError(interpreter=self, node=ImageUrl(described(part.image)))
-        media.load([part])  # a broken picture is an error here; the item is kept
+        text = text_of(media, part)  # raises for a broken picture
         self.state.media = (*self.state.media, part)
-        self.state.prompt += media.fragment("image")
+        self.state.prompt += text
         yield shown
 
     def __str__(self) -> str:

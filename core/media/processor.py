@@ -297,14 +297,15 @@ class MediaProcessor:
         return self._placed(ids, items, offset)
 
     def between(self, ids: Sequence[int], parts: Sequence[Part]) -> PromptInput:
-        """Return the prompt of token ids that hold the marker of each of `parts`, in order.
+        """Return the prompt of the token ids of a text that holds the `text_of` each of `parts`, in order.
 
-        Raises: ConfigError for another number of markers, and for a model whose pictures change the text around them.
+        Raises: ConfigError for another number of pictures in the text.
         """
-        items = self.load(parts)
-        if not all(item.alone for item in items):
-            raise ConfigError("this model writes text around its pictures, which cannot be put between token ids")
-        found = self._spliced(np.asarray(ids, np.int32), items)
+        items, found = self.load(parts), np.asarray(ids, np.int32)
+        if all(item.alone for item in items):
+            found = self._spliced(found, items)
+        elif any(item.alone for item in items):
+            raise ConfigError("pictures and videos of this model cannot stand in one text; give one kind")
         return self.prompt(*self._placed(found, items, 0))
 
     def _placed(
@@ -392,6 +393,16 @@ def media_parts(messages: Iterable[Message]) -> list[Part]:
         for part in message.content
         if not isinstance(part, TextPart)
     ]
+
+
+def text_of(media: MediaProcessor, part: Part) -> str:
+    """Return the text that stands for a picture among token ids: its marker, or all of its text if that may merge.
+
+    Raises: ConfigError for a picture that cannot be read.
+    """
+    (item,), kind = media.load([part]), kind_of(part)
+    text = media.fragment(kind)
+    return text if item.alone else text.replace(media.hf.markers[kind] or "", item.text)
 
 
 def kind_of(part: Part) -> Kind:
