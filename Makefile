@@ -9,7 +9,7 @@ WHAT ?= workloads --quick --against bench/workloads/baseline.json
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup test test-newcomer check demo bench site wheel
+.PHONY: setup test test-clients test-newcomer check demo bench site wheel
 
 setup: $(INSTALLED)
 
@@ -45,6 +45,10 @@ test: setup
 # The wheel in a fresh environment; `make test-newcomer ARGS=--reuse` takes the dependencies from .venv.
 test-newcomer: setup
 	@$(PYTHON) tests/newcomer.py $(ARGS)
+
+# Clients of others, in the versions that are newest when .scratch/clients is empty; ARGS=NAME runs one.
+test-clients: setup
+	@$(PYTHON) -m tests.clients.run $(ARGS)
 
 check: setup
 	@$(PYTHON) -m ruff format --check .

@@ -1,0 +1,132 @@
+"""A small job with each client: an answer, a stream, a tool and a schema. Arguments: the server, names of clients.
+
+It imports nothing of GraftLM. The exit status is the number of jobs that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel
+
+URL = sys.argv[1]
+ASK: list[Any] = [{"role": "user", "content": "Mara is a baker. What is Mara?"}]
+RAIN: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "weather", "description": "the weather of a city", "parameters": PARAMETERS}
+
+
+class Person(BaseModel):
+    name: str
+    job: str
+
+
+def openai_chat() -> None:
+    import openai
+
+    client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none")
+    chat: Any = client.chat.completions
+    tools = [{"type": "function", "function": FUNCTION}]
+    given = {"model": "sprout", "temperature": 0, "max_tokens": 80}
+    text = chat.create(messages=ASK, **given).choices[0].message.content
+    assert "baker" in text
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chat.create(messages=ASK, stream=True, **given)]
+    assert "".join(pieces) == text
+    called = chat.create(messages=RAIN, tools=tools, tool_choice="required", **given).choices[0].message.tool_calls
+    assert "city" in json.loads(called[0].function.arguments)
+    assert chat.parse(messages=ASK, response_format=Person, **given).choices[0].message.parsed.name
+
+
+def openai_responses() -> None:
+    import openai
+
+    responses: Any = openai.OpenAI(base_url=f"{URL}/v1", api_key="none").responses
+    given = {"model": "sprout", "temperature": 0, "max_output_tokens": 80}
+    first = responses.create(input=ASK, **given)
+    assert "baker" in first.output_text
+    assert responses.create(input="And?", previous_response_id=first.id, **given).output_text
+    with responses.stream(input=ASK, **given) as stream:
+        assert [event.type for event in stream][-1] == "response.completed"
+    tools = [{"type": "function", "strict": True, **FUNCTION}]
+    called = responses.create(input=RAIN, tools=tools, tool_choice="required", **given).output[0]
+    assert "city" in json.loads(called.arguments)
+    assert responses.parse(input=ASK, text_format=Person, **given).output_parsed.name
+
+
+def anthropic_messages() -> None:
+    import anthropic
+
+    messages: Any = anthropic.Anthropic(base_url=URL, api_key="none").messages
+    given = {"model": "sprout", "max_tokens": 80}
+    assert messages.create(messages=ASK, **given).content[0].text
+    with messages.stream(messages=ASK, **given) as stream:
+        assert "".join(stream.text_stream)
+    tools = [{"name": "weather", "description": "the weather of a city", "input_schema": PARAMETERS}]
+    called = messages.create(messages=RAIN, tools=tools, tool_choice={"type": "any"}, **given)
+    assert "city" in called.content[-1].input
+    assert messages.count_tokens(messages=ASK, model="sprout").input_tokens > 5
+
+
+def ollama_chat() -> None:
+    import ollama
+
+    client: Any = ollama.Client(host=URL)
+    options = {"temperature": 0, "num_predict": 80}
+    text = client.chat("sprout", ASK, options=options).message.content
+    assert "baker" in text
+    assert "".join(one.message.content for one in client.chat("sprout", ASK, options=options, stream=True)) == text
+    found = client.chat("sprout", ASK, format=Person.model_json_schema(), options=options).message.content
+    assert Person.model_validate_json(found)
+    tools = [{"type": "function", "function": FUNCTION}]
+    assert client.chat("sprout", RAIN, tools=tools, options=options).message
+    assert [model.model for model in client.list().models] == ["sprout"]
+
+
+def litellm_chat() -> None:
+    import litellm
+
+    given: Any = {"model": "openai/sprout", "api_base": f"{URL}/v1", "api_key": "none", "max_tokens": 80}
+    given |= {"temperature": 0}
+    assert "baker" in litellm.completion(messages=ASK, **given).choices[0].message.content
+    chunks = litellm.completion(messages=ASK, stream=True, **given)
+    assert "baker" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    tools = [{"type": "function", "function": FUNCTION}]
+    called = litellm.completion(messages=RAIN, tools=tools, tool_choice="required", **given)
+    assert "city" in json.loads(called.choices[0].message.tool_calls[0].function.arguments)
+    found = litellm.completion(messages=ASK, response_format=Person, **given).choices[0].message.content
+    assert Person.model_validate_json(found)
+
+
+JOBS: dict[str, list[Callable[[], None]]] = {
+    "openai": [openai_chat, openai_responses],
+    "anthropic": [anthropic_messages],
+    "ollama": [ollama_chat],
+    "litellm": [litellm_chat],
+}
+
+
+def main() -> int:
+    failed = 0
+    for package in sys.argv[2:] or JOBS:
+        for job in JOBS[package]:
+            started = time.monotonic()
+            try:
+                job()
+                how = "passed"
+            except Exception:
+                how, failed = "FAILED", failed + 1
+                traceback.print_exc()
+            print(
+                f"{package} {version(package)}: {job.__name__} {how} in {time.monotonic() - started:.1f} s", flush=True
+            )
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
