@@ -16,6 +16,7 @@ GROUPS = {
     "ablation": "what each part of the runtime brings to the workloads, by leaving it out",
     "page": "docs/benchmarks.md and bench/notes/workloads.md, their tables written from the committed figures",
     "compiler": "planned programs, reordered prompts: computed tokens, hit rates, beside the same programs without",
+    "semantic": "the semantic cache: hits on paraphrases, wrong hits on near-misses",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
     "tiers": "cache tiers: chats larger than the pool, waiting agents, a second process, the cost of no reuse",
     "hostile": "attacks on the HTTP server: the p50 of a steady client beside them, the server's memory",

@@ -87,6 +87,8 @@ class Stats(Counters):
     running, waiting  sequences of requests that are open
     open     the open requests; empty for an engine in another process
     tiers    by name ("host", "folder") the cache tiers that are configured
+    semantic_hits, semantic_misses, semantic_entries  answers from the semantic cache, prompts it knew no answer to, and
+                   answers it holds
     replicas, restarts  number of live replicas, and number of replacements of dead ones
     """
 
@@ -106,6 +108,9 @@ class Stats(Counters):
     running: int = 0
     waiting: int = 0
     open: list[OpenRequest] = field(default_factory=list)
+    semantic_hits: int = 0
+    semantic_misses: int = 0
+    semantic_entries: int = 0
     replicas: int = 0
     restarts: int = 0
     tiers: dict[str, TierStats] = field(default_factory=dict)

@@ -144,6 +144,10 @@ class Completion:
     pin: int | None = field(default=None, repr=False)
     """What `Engine.unpin` takes, for a request whose prefix stays in the cache."""
     timing: Timing | None = field(default=None, repr=False, compare=False)
+    cached_from: str | None = None
+    """The earlier text that this is the answer to, from a `SemanticCache`; None where the model answered."""
+    similarity: float | None = None
+    """Cosine of the embeddings of that text and this prompt's."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from graftlm.core.program.select import Selection
     from graftlm.core.prompt_input import PromptInput
     from graftlm.core.remote.endpoint import Endpoint
+    from graftlm.core.semantic_cache.semantic_cache import SemanticCache, SemanticFront
     from graftlm.core.text.processor import Processor
     from graftlm.core.text.tokenizer import Tokenizer
 
@@ -98,6 +99,7 @@ class Runtime:
     tokenizer  a Hugging Face tokenizer; None loads the one beside the model.
     base_url   the URL of an OpenAI-compatible API, usually with /v1 at its end, for a model that runs there.
     api_key    its key; None reads GRAFTLM_API_KEY. It is never shown, and not pickled.
+    semantic_cache  a SemanticCache: greedy requests get the answers of earlier ones that say nearly the same.
     options    fields of EngineConfig: device, dtype, attention, max_model_len, max_batch, max_step_tokens,
                cache, schedule, strict, seed, quantization, trust_remote_code, ...; with `base_url` those of
                EndpointConfig: max_in_flight, max_retries, timeout, budget, prices, capabilities, ...
@@ -114,6 +116,7 @@ class Runtime:
         tokenizer: Any = None,
         base_url: str | None = None,
         api_key: str | None = None,
+        semantic_cache: SemanticCache | None = None,
         **options: Any,
     ) -> None:
         self.model = model
@@ -132,6 +135,11 @@ class Runtime:
         source, batches = self._source, isinstance(self._source, ModelSource)
         self._thread = EngineThread(source.name, source.build_engine, gathers=batches, answers_on=source.answers_on)
         weakref.finalize(self, self._thread.stop)
+        self._semantic: SemanticFront | None = None
+        if semantic_cache is not None:
+            from graftlm.core.semantic_cache.semantic_cache import SemanticFront
+
+            self._semantic = SemanticFront(semantic_cache, weakref.proxy(self))
 
     @classmethod
     def shared(
@@ -141,14 +149,15 @@ class Runtime:
         tokenizer: Any = None,
         base_url: str | None = None,
         api_key: str | None = None,
+        semantic_cache: SemanticCache | None = None,
         **options: Any,
     ) -> Runtime:
         """The one runtime of this process for `model` and `options`; closed ones are replaced."""
         name = os.fspath(model) if isinstance(model, str | os.PathLike) else id(model)
-        key: tuple[Any, ...] = (name, None if tokenizer is None else id(tokenizer))
+        key: tuple[Any, ...] = (name, None if tokenizer is None else id(tokenizer), semantic_cache)
         remote = base_url is not None or api_key is not None
         key += (EndpointConfig.key_of(base_url, api_key, options) if remote else EngineConfig.from_options(**options),)
-        given = {"tokenizer": tokenizer, "base_url": base_url, "api_key": api_key}
+        given = {"tokenizer": tokenizer, "base_url": base_url, "api_key": api_key, "semantic_cache": semantic_cache}
         return cls._shared.get(key, lambda: cls(model, **given, **options))
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -172,8 +181,10 @@ class Runtime:
             raise TypeError(
                 "a runtime with headers= cannot be pickled, since they may hold keys; build it where it runs"
             )
+        if self._semantic is not None:
+            raise TypeError("a runtime with semantic_cache= cannot be pickled; build it where it runs")
         # A key stays here: where it is unpickled, it is read from the environment.
-        remote = {} if self.base_url is None else {"base_url": self.base_url}
+        remote: dict[str, Any] = {} if self.base_url is None else {"base_url": self.base_url}
         return partial(Runtime.shared, **remote, **self.options), (os.fspath(self.model),)
 
     def __repr__(self) -> str:
@@ -350,7 +361,11 @@ class Runtime:
     def stats(self) -> Stats:
         """A snapshot of the engine's counters; all zero before the model is loaded."""
         engine = self._thread.engine
-        return engine.stats() if engine is not None else Stats()
+        stats = engine.stats() if engine is not None else Stats()
+        if self._semantic is not None:
+            cache = self._semantic.cache
+            stats.semantic_hits, stats.semantic_misses, stats.semantic_entries = cache.hits, cache.misses, len(cache)
+        return stats
 
     @property
     def usage(self) -> Usage:
@@ -383,7 +398,7 @@ class Runtime:
         answer = Answer(checked(request).on_chunk, self._thread.wakes)
         given = self._prepare_one(request, answer)
         try:
-            self._thread.add([given])
+            self._add([given])
             return answer.wait()
         finally:
             if not answer.ended:  # the wait was interrupted
@@ -409,7 +424,7 @@ class Runtime:
         listener = StreamListener()
         given = self._prepare_one(replace(checked(request), stream=True), listener)
         stream = ChunkStream(listener, partial(self._cancel, given.id), self.check_may_wait)
-        self._thread.add([given])
+        self._add([given])
         return stream
 
     async def submit_astream(self, request: Request) -> AsyncGenerator[Chunk, None]:
@@ -417,7 +432,7 @@ class Runtime:
         listener = StreamListener(asyncio.get_running_loop())
         given = self._prepare_one(replace(checked(request), stream=True), listener)
         try:
-            self._thread.add([given])
+            self._add([given])
             async for chunk in listener.chunks():
                 yield chunk
         finally:
@@ -437,7 +452,11 @@ class Runtime:
                         listener.future.add_done_callback(
                             partial(pass_cancel, weakref.WeakMethod(self._cancel), one.id)
                         )
-                self._thread.add([one for one in given if isinstance(one, Submission)])
+                self._add([one for one in given if isinstance(one, Submission)])
+
+    def _add(self, given: list[Submission]) -> None:
+        """Hand submissions to the engine, except those that the semantic cache answers."""
+        self._thread.add(given if self._semantic is None else self._semantic.unknown(given))
 
     def _prepare_one(self, request: Request, listener: Listener) -> Submission:
         self._check_open()

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         Usage as Usage,
     )
     from graftlm.core.runtime import Runtime as Runtime
+    from graftlm.core.semantic_cache.semantic_cache import SemanticCache as SemanticCache
 
 _HOME = {
     "graftlm.core.config": ("CacheConfig", "EngineConfig", "SamplingParams", "SchedulerConfig"),
@@ -101,6 +102,7 @@ _HOME = {
     "graftlm.core.program.program": ("program", "set_default_runtime"),
     "graftlm.core.request": ("Chunk", "Completion", "Request", "Score", "Usage"),
     "graftlm.core.runtime": ("Runtime",),
+    "graftlm.core.semantic_cache.semantic_cache": ("SemanticCache",),
     "graftlm.core.program.select": ("Selection",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graftlm as gl
+from graftlm.core.errors import ConfigError
+from graftlm.core.semantic_cache.meaning import marks
+from graftlm.testing import ScriptedModel
+
+GREEDY = {"temperature": 0.0, "max_tokens": 8}
+
+
+def letters(texts: Sequence[str]) -> np.ndarray:
+    return np.array([[text.lower().count(one) for one in "abcdefghijklmnopqrstuvwxyz"] for text in texts])
+
+
+def ask(runtime: Any, text: str, **options: Any) -> gl.Completion:
+    return runtime.generate(text, **{**GREEDY, **options})  # type: ignore[no-any-return]
+
+
+def made(model: ScriptedModel | None = None, **options: Any) -> Any:
+    cache = gl.SemanticCache(**{"embedder": letters, **options})
+    return (model or ScriptedModel(lambda prompt: f"{len(prompt)}")).runtime(semantic_cache=cache)
+
+
+def test_a_reworded_prompt_gets_the_earlier_answer_and_says_so() -> None:
+    model = ScriptedModel(lambda prompt: f"{len(prompt)}")
+    with made(model) as runtime:
+        first = ask(runtime, "Rules.\n\nWhat is the job of Mara?")
+        second = ask(runtime, "Rules.\n\nwhat is Mara job?")
+        assert (first.cached_from, second.cached_from) == (None, "What is the job of Mara?")
+        assert second.text == first.text and second.usage == gl.Usage() and 0.9 <= (second.similarity or 0) <= 1
+        assert len(model.requests) == 1
+        stats = runtime.stats()
+        assert (stats.semantic_hits, stats.semantic_misses, stats.semantic_entries) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["What is not the job of Mara?", "What is the job of Mara 2?", "What is the job of Tom?", "Who is tall?"],
+)
+def test_near_misses_are_asked_again(other: str) -> None:
+    with made() as runtime:
+        ask(runtime, "What is the job of Mara?")
+        assert ask(runtime, other).cached_from is None
+
+
+def test_nothing_mixes_contexts_schemas_parameters_or_namespaces() -> None:
+    question = "What is the job of Mara?"
+    with made() as runtime:
+        ask(runtime, question)
+        others: list[dict[str, Any]] = [
+            {"regex": "[0-9]+"},
+            {"json_schema": {"type": "integer"}},
+            {"max_tokens": 7},
+            {"stop": "x"},
+        ]
+        assert [ask(runtime, question, **options).cached_from for options in others] == [None] * 4
+        assert [ask(runtime, question, **options).cached_from for options in others] == [question] * 4
+        assert ask(runtime, "Other rules.\n\n" + question).cached_from is None
+        asked = [gl.Request(question, gl.SamplingParams(**GREEDY), namespace=name) for name in ("a", "b", "a")]
+        assert [runtime.complete(request).cached_from for request in asked] == [None, None, question]
+        messages = [{"role": "user", "content": question}]
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        requests = [gl.Request(messages, gl.SamplingParams(**GREEDY), tools=given) for given in (None, tools, None)]
+        assert [runtime.complete(request).cached_from for request in requests] == [None, None, question]
+
+
+def test_several_runtimes_may_share_a_cache_and_models_do_not_mix() -> None:
+    cache = gl.SemanticCache(embedder=letters)
+    one, other = (ScriptedModel(lambda prompt, i=i: f"{i}") for i in range(2))  # type: ignore[misc]
+    with one.runtime(semantic_cache=cache) as first, other.runtime(semantic_cache=cache) as second:
+        assert [ask(runtime, "Who?").text for runtime in (first, second, first, second)] == ["0", "1", "0", "1"]
+        assert len(cache) == 2
+
+
+def test_only_greedy_requests_unless_asked() -> None:
+    for any_temperature, expected in ((False, None), (True, "Who is Mara?")):
+        with made(any_temperature=any_temperature) as runtime:
+            ask(runtime, "Who is Mara?", temperature=1.0)
+            assert ask(runtime, "Who is Mara?", temperature=1.0).cached_from == expected
+
+
+def test_every_way_to_ask_is_answered() -> None:
+    with made() as runtime:
+        text = ask(runtime, "Who is Mara?").text
+        assert "".join(chunk.text for chunk in runtime.stream("Who is Mara?", **GREEDY)) == text
+        assert [one.text for one in runtime.generate(["Who is Mara?", "Who is Mara ?"], **GREEDY)] == [text, text]
+        assert asyncio.run(runtime.agenerate("Who is Mara?", **GREEDY)).cached_from == "Who is Mara?"
+        assert runtime.stats().requests == 1
+
+
+def test_answers_expire_and_the_oldest_go() -> None:
+    with made(ttl_s=0.01) as runtime:
+        ask(runtime, "Who is Mara?")
+        time.sleep(0.02)
+        assert ask(runtime, "Who is Mara?").cached_from is None
+    with made(max_entries=1) as runtime:
+        for text in ("Who is Mara?", "Who is Tom?"):
+            ask(runtime, text)
+        assert ask(runtime, "Who is Mara?").cached_from is None
+
+
+def test_the_model_itself_and_embedding_objects_can_embed() -> None:
+    class Embeddings:
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[float(one) for one in row] for row in letters(texts)]
+
+    for embedder in ("model", Embeddings()):
+        with made(embedder=embedder) as runtime:
+            ask(runtime, "Who is Mara?")
+            assert ask(runtime, "Who is Mara?").cached_from == "Who is Mara?"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"similarity": 1.5}, "similarity is 1.5; it must lie between 0 and 1"),
+        ({"ttl_s": 0}, "ttl_s is 0"),
+        ({"max_entries": 0}, "max_entries is 0"),
+        ({"embedder": 3}, "embedder is 3; give 'model', a function"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        made(**options)
+    with pytest.raises(ConfigError, match="semantic_cache is 'x'; give gl.SemanticCache"):
+        gl.Runtime("sprout", semantic_cache="x")  # type: ignore[arg-type]
+
+
+def test_an_embedder_of_another_size_is_named() -> None:
+    sizes = iter([3, 4])
+    with made(embedder=lambda texts: np.ones((len(texts), next(sizes)))) as runtime:
+        ask(runtime, "Who is Mara?")
+        with pytest.raises(ConfigError, match="returned 4 numbers, the entries of this cache have 3"):
+            ask(runtime, "Who is Tom?")
+    with made(embedder=lambda texts: [1.0]) as runtime, pytest.raises(ConfigError, match=r"shape \(1,\) for 1 texts"):
+        ask(runtime, "Who is Mara?")
+
+
+def test_words_that_must_agree() -> None:
+    assert marks("Isn't Mara 31, before noon?") == marks("Is it not so that mara's 31 before noon, Mara?")
+    assert marks("two cats") != marks("three cats")
+    assert marks("What is up in France?") == marks("up: France")
