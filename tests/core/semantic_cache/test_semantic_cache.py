@@ -145,6 +145,6 @@ def test_an_embedder_of_another_size_is_named() -> None:
 
 
 def test_words_that_must_agree() -> None:
-    assert marks("Isn't Mara 31, before noon?") == marks("Is it not so that mara's 31 before noon, Mara?")
+    assert marks("Isn't Mara 31, before noon?") == marks("Mara: is she not 31 before noon?")
     assert marks("two cats") != marks("three cats")
     assert marks("What is up in France?") == marks("up: France")
