@@ -78,7 +78,7 @@ class GrowingText:
         self._pending = ""
         return self._ids
 
-    def prompt(self, tokenizer: Tokenizer, *, whole: bool = False) -> PromptInput:
+    def prompt_input(self, tokenizer: Tokenizer, *, whole: bool = False) -> PromptInput:
         """Return the prompt of the whole text, with its pictures. The arguments are those of `tokens`."""
         ids = self.tokens(tokenizer, whole=whole)
         return PromptInput(ids) if tokenizer.media is None else tokenizer.media.prompt(ids, self._spans)

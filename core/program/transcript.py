@@ -112,7 +112,7 @@ class Transcript:
                 "the chat template of this model writes a system message inside the next turn, "
                 "so the model cannot write in it; begin a user turn first"
             )
-        prompt = self._text.prompt(self._tokenizer, whole=whole)
+        prompt = self._text.prompt_input(self._tokenizer, whole=whole)
         if not len(prompt):
             raise ConfigError("the model was called before there was any text; append a prompt first")
         return prompt

@@ -32,7 +32,7 @@ class History:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._samples: deque[dict[str, float]] = deque(maxlen=NUM_SAMPLES)
-        self._last = (0, 0, 0, 0, 0)
+        self._last: tuple[int, ...] = (0, 0, 0, 0, 0)
 
     async def keep(self) -> None:
         """Take samples until cancelled."""

@@ -217,7 +217,7 @@ def _stop(
     constant = sum(len(block) for _, block in flat[index:] if counts[block] == len(prompts))
     per_token = sum(len(block) for _, block in flat) / max(1, len(old[-1]))
     shared = float(np.mean([common_length(old[i], old[i - 1]) for i in range(1, len(old))]))
-    others = []
+    others: list[str] = []
     for prompt in prompts[:-1]:
         other = next((b for _, blocks in prompt for b in blocks if counts[b] < len(prompts)), None)
         if other is not None and other not in (text, *others):
