@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graftlm.core.errors import ConfigError, shortened
+from graftlm.core.media.limits import IMAGE_PARTS, VIDEO_PARTS
 from graftlm.core.media.loading import media_type
 
 
@@ -171,10 +172,10 @@ def media_part(part: Mapping[str, Any], where: str) -> ImagePart | VideoPart | N
     their id names, and for audio and documents.
     """
     kind = part.get("type")
-    if kind in _IMAGES:
+    if kind in IMAGE_PARTS:
         content, mime_type, detail = _content_of(part, kind, "image", where)
         return ImagePart(content, mime_type, detail)
-    if kind in _VIDEOS:
+    if kind in VIDEO_PARTS:
         content, mime_type, _ = _content_of(part, kind, "video", where)
         return VideoPart(content, part.get("num_frames"), part.get("fps"), mime_type)
     if kind in _NOT_READ:
@@ -182,10 +183,6 @@ def media_part(part: Mapping[str, Any], where: str) -> ImagePart | VideoPart | N
     return None
 
 
-_IMAGES = ("image", "image_url", "input_image")
-_VIDEOS = ("video", "video_url", "input_video")
-MEDIA_PARTS = frozenset((*_IMAGES, *_VIDEOS))
-"""Types of the parts that `media_part` reads."""
 _NOT_READ = ("audio", "input_audio", "audio_url", "file", "input_file", "document", "text-plain")
 
 

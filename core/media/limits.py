@@ -1,10 +1,14 @@
-"""MediaLimits: limits of the pictures and videos of a request."""
+"""MediaLimits: limits of the pictures and videos of a request; the types of the parts that hold them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
 from graftlm.core.errors import ConfigError
+
+IMAGE_PARTS = ("image", "image_url", "input_image")
+VIDEO_PARTS = ("video", "video_url", "input_video")
+"""Types of the parts of a message that hold a picture or a video."""
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-from graftlm.core.chat.messages import MEDIA_PARTS, ImagePart, Message, VideoPart
-from graftlm.core.media.items import MediaText
-from graftlm.core.prompt_input import PromptInput
+from graftlm.core.media.limits import IMAGE_PARTS, VIDEO_PARTS
 
 Plant = Literal["slow", "changed answer", "cached call"]
 """A fault that `graftlm ab --check` plants, to show that the comparison finds it."""
@@ -278,26 +277,32 @@ class Fingerprint:
 
 def num_pictures(prompt: Any) -> int:
     """Return the pictures and videos of a prompt: messages, a request's body, or token ids with spans."""
-    if isinstance(prompt, PromptInput):
+    if _is(prompt, "graftlm.core.prompt_input", "PromptInput"):
         return sum(getattr(span.values, "first", 0) == 0 for span in prompt.spans)
     if isinstance(prompt, bytes):
         try:
             return num_pictures(json.loads(prompt))
         except ValueError:
             return 0
-    if isinstance(prompt, ImagePart | VideoPart):
+    if _is(prompt, "graftlm.core.chat.messages", "ImagePart", "VideoPart"):
         return 1
-    if isinstance(prompt, MediaText):
+    if _is(prompt, "graftlm.core.media.items", "MediaText"):
         return len(prompt.parts)
-    if isinstance(prompt, Message):
+    if _is(prompt, "graftlm.core.chat.messages", "Message"):
         return num_pictures(prompt.content)
     if isinstance(prompt, Mapping):
-        if prompt.get("type") in MEDIA_PARTS:
+        if prompt.get("type") in IMAGE_PARTS + VIDEO_PARTS:
             return 1
         return sum(num_pictures(prompt[name]) for name in ("messages", "input", "content") if name in prompt)
     if isinstance(prompt, list | tuple) and prompt and not isinstance(prompt[0], int):
         return sum(map(num_pictures, prompt))
     return 0
+
+
+def _is(value: Any, module: str, *names: str) -> bool:
+    """Whether a value is of a class of `module`, which is not imported: another Python may lack its packages."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, tuple(getattr(loaded, name) for name in names))
 
 
 def _plain(value: Any) -> Any:
