@@ -178,9 +178,10 @@ def _tokenizer_of(given: Any) -> Any:
 
 
 def _media(given: Any, source: str, config: EngineConfig, model: nn.Module | None) -> MediaProcessor | None:
-    """Return the processor of pictures and videos; None for a model that reads text only."""
+    """Return the processor of pictures and videos; None for a model that reads text only, or of a plugin."""
     described = getattr(model, "config", None)
-    if described is None and source and not _has_vision(source):
+    of_plugin = (config.engine, config.loader) not in {("local", "hf"), ("ray", "hf")}
+    if described is None and source and (of_plugin or not _has_vision(source)):
         return None
     from graftlm.core.media.processor import MediaProcessor, reads_pictures
 
