@@ -82,7 +82,7 @@ def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> Non
     for name in given:
         if name not in known:
             option, remedy = _ELSEWHERE.get(name, ("", ""))
-            near = near_name(name, known, likeness=0.6)
+            near = near_name(name, known)
             if option in known:
                 raise ConfigError(f"unknown {what} {name!r}; use {remedy}")
             hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(sorted(known))}"
