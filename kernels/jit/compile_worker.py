@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 KERNELS = (
+    "codes.widen",
     "gpu.attention.block_table",
     "gpu.attention.decode",
     "gpu.attention.extend",
@@ -34,6 +35,7 @@ KERNELS = (
     "gpu.mixture.expert_router",
     "gpu.mixture.grouped_matmul",
     "gpu.norm",
+    "gpu.rank_sum",
     "gpu.recurrent_decode",
     "gpu.sampling.argmax",
     "gpu.sampling.nucleus",
