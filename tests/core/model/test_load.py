@@ -144,7 +144,7 @@ def test_compact_weights_are_refused_where_nothing_reads_them() -> None:
 
 
 def test_an_unknown_quantization_lists_the_known_ones(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"quantization is 'int3'; use one of bnb-4bit, bnb-8bit"):
+    with pytest.raises(ConfigError, match=r"quantization is 'int3'; use one of fp8, int8, int4, bnb-4bit, bnb-8bit"):
         load_model(folder, EngineConfig(device="cpu", quantization="int3"))
 
 

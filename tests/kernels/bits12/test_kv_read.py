@@ -176,10 +176,10 @@ tile = tile_of(torch.bfloat16, dim, num_queries, unpacking_rows=8 * cached)
 if dim > 128 and num_queries > tile.queries:
     tile = LARGE_COMPACT
 given = dict(GROUP=4, D=dim, D_PAD=dim, E=dim, E_PAD=dim, M=tile.queries, N=tile.block, WINDOW=window, SOFTCAP=False,
-             SINKS=False, SCALED=False, PRECISION="tf32", COMPACT=True, CACHED=cached, ASM=True)
+             SINKS=False, SCALED=False, PRECISION="tf32", COMPACT=True, CACHED=cached, ASM=True, UNTIL=False)
 types = dict.fromkeys(["q", "k_new", "v_new", "sinks", "out"], "*bf16") | dict.fromkeys(["k", "v"], "*u8")
 types |= dict.fromkeys(["table", "rows", "lens", "indptr"], "*i32") | dict.fromkeys(["k_scale", "v_scale"], "*fp32")
-types |= {"exponents": "*i16", "scale": "fp32", "softcap": "fp32"}
+types |= {"until": "*i32", "exponents": "*i16", "scale": "fp32", "softcap": "fp32"}
 signature = {name: "constexpr" if name in given else types.get(name, "i32") for name in _extend.arg_names}
 aligned = [n for n, t in signature.items() if t[0] == "*" or t == "i32" and n not in ("window", "exponents_head")]
 found = triton.compile(

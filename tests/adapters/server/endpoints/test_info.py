@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -36,9 +37,13 @@ VLLM = {
 
 
 def values(server: Served) -> dict[str, float]:
-    """Every sample without the buckets, labels left out."""
-    families = text_string_to_metric_families(server.get("/metrics")[1])
-    return {s.name: s.value for family in families for s in family.samples if not s.name.endswith("_bucket")}
+    """The sum of each sample over its labels, without the buckets."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(server.get("/metrics")[1]):
+        for sample in family.samples:
+            if not sample.name.endswith("_bucket"):
+                found[sample.name] += sample.value
+    return dict(found)
 
 
 def test_the_model_is_listed_with_its_context(client: openai.OpenAI) -> None:
