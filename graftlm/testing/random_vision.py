@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,9 @@ def random_vision_model(family: str) -> tuple[Any, Any]:
     return _random(model), processor
 
 
-def save_vision_model(family: str, folder: Path) -> Path:
+def save_vision_model(family: str, folder: str | os.PathLike[str]) -> Path:
     """Write a model and its processor as a folder of Hugging Face files."""
+    folder = Path(folder)
     model, processor = random_vision_model(family)
     model.save_pretrained(folder)
     if getattr(processor, "video_processor", processor) is not None:
