@@ -27,7 +27,7 @@ _PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class MediaAccess:
-    """What media a request may name.
+    """The hosts and folders whose media a request may name.
 
     hosts    exact names of hosts whose https URLs are fetched
     folders  folders whose files are read, with all folders below them

@@ -54,7 +54,11 @@ SPIN_S = 2e-4
 
 @dataclass(frozen=True)
 class Job:
-    """What a follower is started with."""
+    """The arguments of a follower's process.
+
+    ring, store  file descriptors of the ring of plans and of the ranks' key-value store
+    spin_s       seconds that a reader polls before it pauses
+    """
 
     model: str
     config: EngineConfig

@@ -27,8 +27,8 @@ _WORDS = 8
 """Words of 8 bytes of each rank: one cache line."""
 
 _WRITTEN, _READ, _BEATS, _SUMS, _WAITS, _DONE = range(6)
-"""What the words of a rank count: slots written (rank 0), slots read, beats, sums begun; whether it waits in a sum;
-steps that it has launched."""
+"""Indices of the words of a rank. They count slots written (rank 0), slots read, beats, sums begun and steps launched;
+`_WAITS` is 1 while the rank waits in a sum."""
 
 _SHORT_S, _LONG_S = 5e-5, 2e-3
 """Pauses of a reader between two looks: while steps come, and after a second without."""

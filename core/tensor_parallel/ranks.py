@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a rank has loaded.
+    """The model that a rank has loaded, and the pools that fit beside it.
 
-    facts      that must be the same on all ranks, by name
-    num_slots  that its KV pool may have; num_states likewise
+    facts       properties that must be equal on all ranks, by name
+    num_slots   largest KV pool, in tokens
+    num_states  largest pool of states
     """
 
     facts: Mapping[str, str]

@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 class BlockLayout:
-    """Where a block's tokens lie in a row of bytes: the tensors of all layers, [block_tokens, ...] each, in order.
+    """Layout of a block in a row of bytes: the tensors of all layers, [block_tokens, ...] each, in order.
 
     parts      all that slots hold, [num_slots, ...] each: of a KV store, or of a pool of states (one token a block)
     num_bytes  of a row

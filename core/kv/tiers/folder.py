@@ -50,7 +50,7 @@ BLOCK, STATE = "b", "s"
 
 
 class FileKey(NamedTuple):
-    """What a file holds: `kind` BLOCK or STATE, the key before its ids, and these as bytes of int32."""
+    """The identity of a file: `kind` BLOCK or STATE, the key before its ids, and these ids as bytes of int32."""
 
     kind: str
     key: bytes

@@ -23,7 +23,7 @@ class _Block(NamedTuple):
 
 
 class Saves:
-    """What host memory holds, and the copies into it.
+    """The contents of host memory, and the copies into it.
 
     index, states  blocks, and states of layers that have one
     folder         has blocks written to files, where there is one

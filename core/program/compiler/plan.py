@@ -173,10 +173,10 @@ def course(tree: CallTree, pool: int | None) -> Course:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a program will need, from traces over sample inputs. `program` runs it by the plan.
+    """The KV and the steps of a program, from traces over sample inputs. `program` runs it by the plan.
 
     pool     KV slots that the plan may use; None if the runtime's pool is not known before it is loaded
-    notes    remarks: what of the plan is an estimate, and why
+    notes    the parts of the plan that are estimates, with the reason of each
     """
 
     source: Program

@@ -70,7 +70,7 @@ def units(texts: Sequence[Text]) -> list[str]:
 
 @dataclass
 class CompileReport:
-    """What compiling found. `str(report)` is what `compile` prints.
+    """The result of `compile`, which prints `str(report)`.
 
     before, after  share of the sample's prompt tokens that a cache without limit has
     agreement      share of the inputs whose answers stayed equal; None if no model was asked

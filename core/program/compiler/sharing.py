@@ -115,12 +115,12 @@ class Stop:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What an order of blocks would bring.
+    """The gain of another order of blocks, computed on sample prompts.
 
     before, after  share of the prompt tokens that a cache without limit has
     stop           where sharing stops; None if nothing varies, or everything does
     saved_tokens   prompt tokens that need not be computed, over all prompts
-    seconds        of these tokens, at the rate of the measured prompts; None if no rate is known
+    seconds        to compute these tokens, at the rate of the measured prompts; None if no rate is known
     """
 
     num_prompts: int
