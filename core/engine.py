@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import EngineError, GraftError
-from graftlm.core.execution.in_flight_step import InFlightStep
-from graftlm.core.execution.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
+from graftlm.core.execution.step_plan import InFlightStep, PlanRow, ScheduledRow, StepPlan, build_plan
 from graftlm.core.kv.memory import give_back
 from graftlm.core.kv.prefix_cache import PrefixCache
 from graftlm.core.kv.tiers.cache_tiers import CacheTiers

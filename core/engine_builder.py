@@ -103,7 +103,7 @@ def build_local(
     """Load `model` and put an engine over it, with the loader and the kernels that the configuration names."""
     from graftlm.core.constraint import prepare_constraints
     from graftlm.core.engine import LocalEngine
-    from graftlm.core.model.lease import ModelLease
+    from graftlm.core.loaded_model import ModelLease
     from graftlm.core.tensor_parallel.ranks import loading_for
     from graftlm.kernels.cpu.contention import CoreContention
     from graftlm.kernels.cpu.cores import fit_threads

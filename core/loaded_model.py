@@ -1,7 +1,10 @@
-"""LoadedModel: a model on its device, with the facts that the runtime needs."""
+"""LoadedModel: a model on its device, with the facts that the runtime needs; ModelLease: its use by one runtime."""
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from graftlm.core.errors import ConfigError
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
@@ -109,3 +113,39 @@ def text_config(config: Any) -> Any:
     """Return the part of a configuration that describes the decoder."""
     get = getattr(config, "get_text_config", None)
     return get(decoder=True) if get is not None else config
+
+
+_LEASE_TIMEOUT_S = 2.0
+"""Seconds to wait for a runtime that is ending."""
+
+_released = threading.Condition()
+_leased: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class ModelLease:
+    """Exclusive use of a loaded model until `release`; a runtime of a name or folder reads its own weights.
+
+    Raises ConfigError if another runtime holds the model and does not release it in time.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = None if isinstance(model, str) or not hasattr(model, "forward") else model
+        if self._model is None:
+            return
+        if self._model in _leased:
+            gc.collect()  # the runtime that holds it may be garbage
+        with _released:
+            if not _released.wait_for(lambda: self._model not in _leased, _LEASE_TIMEOUT_S):
+                raise ConfigError(
+                    f"this {type(model).__name__} object is run by another Runtime already; use that one for both "
+                    "(Runtime.shared(model) finds it), close it first, or load the model twice"
+                )
+            _leased.add(self._model)
+
+    def release(self) -> None:
+        """Release the model for other runtimes. A second call does nothing."""
+        with _released:
+            if self._model is not None:
+                _leased.discard(self._model)
+                self._model = None
+                _released.notify_all()

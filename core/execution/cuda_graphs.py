@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from graftlm.core.execution.experts import GatheredExperts
 from graftlm.core.execution.paged import PagedRunner
 from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout, best_prefix
 from graftlm.kernels.jit.precompile import compile_together
@@ -354,3 +354,42 @@ class ReplayCost:
         reads = int((more * past + more * num_new // 2).sum())
         again = self._kv_numbers * (READ * reads + SHARED_READ * shared_reads)
         return self._per_token * plan.num_tokens + again <= LAUNCH
+
+
+MAX_GATHERED = 1 << 30
+"""Bytes of weights that one layer may gather in one step."""
+
+
+class GatheredExperts:
+    """Switch a model's experts to gathered weights during a call, in a form that a CUDA graph can hold.
+
+    Without a grouped matmul for a dtype or a card, torch reads on the host how many tokens each expert got, which no
+    graph can hold. Gathering the weights of each token's experts copies them: only steps of few tokens do so.
+
+    max_tokens  of a step, so that the gathered weights take at most MAX_GATHERED bytes; 0 if the model has no experts
+                that can be switched.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.max_tokens = 0
+        per_token = [gathered_bytes(module) for module in model.modules() if hasattr(module, "is_transposed")]
+        if per_token and hasattr(model, "get_experts_implementation"):
+            self.max_tokens = MAX_GATHERED // max(1, *per_token)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        model = self._model
+        before = model.get_experts_implementation()  # type: ignore[operator]
+        model.set_experts_implementation("batched_mm")  # type: ignore[operator]
+        try:
+            yield
+        finally:
+            model.set_experts_implementation(before)  # type: ignore[operator]
+
+
+def gathered_bytes(experts: nn.Module) -> int:
+    """Bytes of weights that one token needs in a layer: those of one expert, as often as the router chooses one."""
+    one = sum(weight.nbytes // weight.shape[0] for weight in experts.parameters(recurse=False))
+    config = getattr(experts, "config", None)
+    return one * int(getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k", None) or 1)

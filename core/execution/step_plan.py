@@ -1,4 +1,4 @@
-"""StepPlan: the rows of one step for the scheduler, and the same rows as a WirePlan for the runner."""
+"""StepPlan: the rows of one step for the scheduler, and as a WirePlan for the runner; InFlightStep: a launched one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from graftlm.core.execution.media_rows import MediaRows
 from graftlm.core.kv.pages import coalesce
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.wire_plan import Extent, SharedPrefix, WirePlan, indptr_of, slots_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from graftlm.core.sampling.step_sampler import PendingTokens
 
 
 class PlanRow(NamedTuple):
@@ -54,6 +59,22 @@ class StepPlan:
     @property
     def num_drafts(self) -> int:
         return sum(len(row.drafts) for row in self.rows)
+
+
+@dataclass(eq=False)
+class InFlightStep:
+    """A step that was launched and whose results have not been committed.
+
+    pending  the tokens that the device samples; None until it is asked to, and where the host samples
+    """
+
+    plan: StepPlan
+    logits: torch.Tensor
+    pending: PendingTokens | None
+
+    @property
+    def constrained(self) -> bool:
+        return any(row.sequence.constrained for row in self.plan.rows)
 
 
 class ScheduledRow(NamedTuple):

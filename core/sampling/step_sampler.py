@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graftlm.core.errors import GraftError, failure_of
-from graftlm.core.sampling.mask_buffer import MaskBuffer
-from graftlm.core.sampling.mask_filling import MaskJob, fill
 from graftlm.core.sampling.sampler import Sampled, Sampler, SampleRow, score_logprobs
-from graftlm.core.sampling.step_masks import StepMasks
+from graftlm.core.sampling.step_masks import MaskBuffer, MaskJob, StepMasks, fill
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.transfer import send
 

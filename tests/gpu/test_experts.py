@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graftlm.core.execution import experts
+from graftlm.core.execution import cuda_graphs
 from graftlm.core.fusion import mixtures
 from graftlm.core.fusion.mixtures import FusedExperts
 from tests.gpu.device import GREEDY, NEW, family, on_gpu
@@ -61,7 +61,7 @@ def test_experts_that_no_kernel_takes_and_too_large_to_gather_run_without_graphs
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mixtures, "expert_weights", lambda module: "not known")
-    monkeypatch.setattr(experts, "MAX_GATHERED", 0)
+    monkeypatch.setattr(cuda_graphs, "MAX_GATHERED", 0)
     prompts = family(3)
     with (
         pytest.warns(UserWarning, match="decode steps run without CUDA graphs") as caught,

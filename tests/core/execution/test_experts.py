@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graftlm.core.execution import experts
-from graftlm.core.execution.experts import GatheredExperts
+from graftlm.core.execution import cuda_graphs
+from graftlm.core.execution.cuda_graphs import GatheredExperts
 from tests.models import tiny_model
 
 IDS = torch.arange(3, 20)[None]
@@ -27,7 +27,7 @@ def test_gathered_experts_compute_the_same_and_are_put_back(kind: str) -> None:
 
 def test_as_many_tokens_go_through_them_as_their_weights_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("mixtral")  # 64 to 96 and back, gated: 3 x 64 x 96 weights of four bytes, two experts a token
-    monkeypatch.setattr(experts, "MAX_GATHERED", 5 * 2 * 3 * 64 * 96 * 4 + 1)
+    monkeypatch.setattr(cuda_graphs, "MAX_GATHERED", 5 * 2 * 3 * 64 * 96 * 4 + 1)
     assert GatheredExperts(model).max_tokens == 5
 
 

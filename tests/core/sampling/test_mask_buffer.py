@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from graftlm.core.sampling.mask_buffer import MaskBuffer
+from graftlm.core.sampling.step_masks import MaskBuffer
 
 CPU = torch.device("cpu")
 

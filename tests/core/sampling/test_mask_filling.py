@@ -9,7 +9,7 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.masks import workers
-from graftlm.core.sampling.mask_filling import MaskJob, fill
+from graftlm.core.sampling.step_masks import MaskJob, fill
 from tests.grammars import BYTES, compiled
 
 OPEN = {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}}

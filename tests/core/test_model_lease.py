@@ -6,7 +6,7 @@ import pytest
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.model.lease import ModelLease
+from graftlm.core.loaded_model import ModelLease
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, tiny_model
 
