@@ -108,6 +108,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
 }
 """What makes the tiny configuration of a kind valid, quick, or show its peculiarity."""
+FIXED = {kind: {"head_dim"} for kind, fields in _OWN.items() if "head_dim" in fields}
+"""Fields of a kind that depend on others of its tiny configuration."""
 _WITHOUT_HEAD_DIM = {"falcon", "dbrx"}
 _ALIASES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text", "hunyuan": "hunyuan_v1_dense"}
 

@@ -4,8 +4,8 @@ Lane, decoder layers that run as few kernels, error of ragged batches beside the
 tokens in float32 are those of transformers. On a GPU the kernels of linear layers are named too. Without one the layers
 are those of the CPU; with TRITON_INTERPRET=1 those of a GPU, whose kernels then run in Triton's interpreter.
 
---real builds published configurations (published.py) with random weights in bfloat16 instead, one after the other, with
-as many layers as the card holds, or as --layers says.
+--real builds published configurations (published.py) with random weights in bfloat16 instead, with as many layers as
+the card holds, or as --layers says. Several processes share the card: each waits until the weights of its model fit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ FAMILIES = [
 ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Large enough for the kernels of Hopper."""
 PROMPT, NEW = 24, 12
-WEIGHTS_SHARE, MAX_LEN = 0.6, 4_096
-"""Share of the free memory for a published configuration's weights: some are held twice; and its context, in tokens."""
+WEIGHTS_SHARE, MAX_LEN = 0.5, 4_096
+"""Share of the free memory for the weights of published configurations: some are held twice; and their context, in
+tokens."""
 POOL, BATCH = 4_096, 8
 """Slots and rows, few: many processes share the card."""
 
@@ -50,12 +52,13 @@ def judge(kind: str, *, interpret: bool) -> Row:
     from graftlm import Runtime
     from graftlm.core.config import CacheConfig, EngineConfig
     from graftlm.core.model.load import load_model
-    from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
+    from tests.models import FIXED, byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sizes = ON_GPU if device.type == "cuda" else {}
+    sizes = {name: size for name, size in ON_GPU.items() if name not in FIXED.get(kind, ())}
+    sizes = sizes if device.type == "cuda" else {}
     began = time.perf_counter()
     row: Row = {"family": kind}
     try:
@@ -86,24 +89,63 @@ def judge(kind: str, *, interpret: bool) -> Row:
     return row | {"seconds": round(time.perf_counter() - began, 1)}
 
 
+class SharedCard:
+    """The memory of a card for the weights of several processes' models.
+
+    num_bytes  for all of them together
+    """
+
+    def __init__(self, context: Any, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._left, self._changed = context.Value("q", num_bytes, lock=False), context.Condition()
+
+    @contextmanager
+    def holding(self, num_bytes: int) -> Iterator[None]:
+        """Wait until `num_bytes` are left, and hold them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left.value >= num_bytes)
+            self._left.value -= num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left.value += num_bytes
+                self._changed.notify_all()
+
+
+_cards: list[SharedCard] = []
+"""The card of this process."""
+
+
 def judge_published(name: str, num_layers: int | None) -> Row:
     """Report how a published configuration runs on a GPU, with so many layers or as many as fit."""
+    from bench.gpu.published import PUBLISHED, bytes_of, layers_that_fit
+
+    shape, (card,) = PUBLISHED[name], _cards
+    try:
+        layers = min(layers_that_fit(shape, card.num_bytes), num_layers or int(shape["num_hidden_layers"]))
+        with card.holding(bytes_of(shape, layers)):
+            return _load_published(name, layers)
+    except ValueError as error:
+        return Row({"family": name, "why": str(error)})
+
+
+def _load_published(name: str, layers: int) -> Row:
+    """Load the first `layers` layers of a published configuration, and free them."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    from bench.gpu.published import PUBLISHED, fitted, layers_that_fit
+    from bench.gpu.published import PUBLISHED, fitted
     from bench.gpu.shapes import config_of
     from graftlm.core.config import EngineConfig
     from graftlm.core.model.load import load_model
     from tests.models import byte_tokenizer
 
     warnings.simplefilter("ignore")
-    began = time.perf_counter()
-    shape, row = PUBLISHED[name], Row({"family": name})
+    torch.set_num_threads(1)
+    began, shape = time.perf_counter(), PUBLISHED[name]
+    row = Row({"family": f"{name}, {layers} of {shape['num_hidden_layers']} layers"})
     try:
-        free = int(WEIGHTS_SHARE * torch.cuda.mem_get_info()[0])
-        layers = min(layers_that_fit(shape, free), num_layers or int(shape["num_hidden_layers"]))
-        row["family"] = f"{name}, {layers} of {shape['num_hidden_layers']} layers"
         with torch.device("cuda"):
             model = AutoModelForCausalLM.from_config(config_of(fitted(shape, layers), tiny=False), dtype=torch.bfloat16)
             for parameter in model.parameters():
@@ -126,7 +168,7 @@ def _interpreted(model: Any) -> Row:
     from graftlm.kernels.gpu.attention.backend import TritonAttention
     from tests.models import byte_tokenizer
 
-    load._fuse = lambda model, device, strict, **_: fuse_gpu(model, max_rows=64, strict=strict)  # type: ignore[assignment]
+    load._fuse = lambda loaded, strict, **_: fuse_gpu(loaded.model, max_rows=64, strict=strict)  # type: ignore[assignment]
     load.fuse_cpu = lambda model, fusions: 0  # type: ignore[assignment]
     config = EngineConfig(device="cpu", max_model_len=128)
     loaded = load.load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
@@ -179,17 +221,20 @@ def main(arguments: Sequence[str]) -> int:
 
         _need_published(parser, given.families, PUBLISHED)
         given.families = given.families or list(PUBLISHED)
-        given.processes = 1  # each takes most of the card's memory
     given.families = given.families or FAMILIES
     rows: dict[str, Row] = {}
     interpret = os.environ.get("TRITON_INTERPRET") == "1"
     run: Callable[[str], Row] = partial(judge, interpret=interpret)
+    context = multiprocessing.get_context("spawn")
+    options: dict[str, Any] = {}
     if given.real:
+        import torch
+
         run = partial(judge_published, num_layers=given.layers)
-    # a published model leaves memory of its process behind, so each has a process of its own
-    pool = ProcessPoolExecutor(
-        given.processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1 if given.real else None
-    )
+        card = SharedCard(context, int(WEIGHTS_SHARE * torch.cuda.mem_get_info()[0]))
+        # a published model leaves memory of its process behind, so each has a process of its own
+        options = {"max_tasks_per_child": 1, "initializer": _cards.append, "initargs": (card,)}
+    pool = ProcessPoolExecutor(given.processes, context, **options)
     tasks = {pool.submit(run, kind): kind for kind in given.families}
     try:
         for done in as_completed(tasks, given.seconds):

@@ -115,14 +115,18 @@ def fitted(shape: Shape, num_layers: int) -> Shape:
 def layers_that_fit(shape: Shape, num_bytes: int) -> int:
     """Return the number of layers, at most the published one, whose weights in two bytes a number take `num_bytes`.
 
-    Raises ValueError if four layers take more.
+    Raises ValueError if two layers take more.
     """
     published = int(shape["num_hidden_layers"])
-    few, more = (2 * _numbers(fitted(shape, n)) for n in (4, 8 if published >= 8 else published))
+    few, more = bytes_of(shape, 2), bytes_of(shape, 4)
     if few > num_bytes:
-        raise ValueError(f"4 of its layers take {few / 1e9:.0f} GB, and {num_bytes / 1e9:.0f} GB are free")
-    each = (more - few) / ((8 if published >= 8 else published) - 4)
-    return min(published, 4 + int((num_bytes - few) / each))
+        raise ValueError(f"2 of its layers take {few / 1e9:.0f} GB, and {num_bytes / 1e9:.0f} GB are free")
+    return min(published, 2 + int(2 * (num_bytes - few) / (more - few)))
+
+
+def bytes_of(shape: Shape, num_layers: int) -> int:
+    """Return the bytes of the weights of the first `num_layers` layers, in two bytes a number; none is allocated."""
+    return 2 * _numbers(fitted(shape, num_layers))
 
 
 def _numbers(shape: Shape) -> int:

@@ -1,8 +1,9 @@
 """python -m bench.gpu.shapes SHAPE...: model shapes with random weights on one GPU (docs/gpu-figures.md).
 
-Decode of 32 rows of 1,500 tokens, 128 of 1,000 and 8 of 12,000; 64 sampled answers of 128 tokens to 512; and 256
-requests of mixed lengths. Prompts are token ids. Each shape runs in a process of its own, and beside it, with
-`--peers FOLDER`, vLLM in FOLDER/site_vllm. `--profile` adds the kernels of GraftLM's decode steps by time.
+Decode of 32 rows of 1,500 tokens, 128 of 1,000 and 8 of 12,000; 64 sampled answers of 128 tokens to 512; 256 requests
+of mixed lengths; and 16 answers of 48 tokens to 512, then the same again. Prompts are token ids. Each shape runs in a
+process of its own, and beside it, with `--peers FOLDER`, vLLM in FOLDER/site_vllm. `--profile` adds the kernels of
+GraftLM's decode steps by time. Shapes are the ones here and those of published.py.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def config_of(shape: Shape, *, tiny: bool) -> Any:
 
     special = {"bos_token_id": BOS, "eos_token_id": IM_END, "pad_token_id": PAD}
     fields = shape | special | ({k: v for k, v in TINY.items() if k in shape or k == "layer_types"} if tiny else {})
-    if "sliding_window" not in shape:
+    if tiny and "layer_types" in shape:
+        fields["layer_types"] = shape["layer_types"][2:4]
+    elif "sliding_window" not in shape and "layer_types" not in shape:
         fields.pop("layer_types", None)
     config = AutoConfig.for_model(**fields)
     made: Any = AutoModelForCausalLM._model_mapping[type(config)]
@@ -108,14 +111,14 @@ def config_of(shape: Shape, *, tiny: bool) -> Any:
 
 
 class Measured:
-    """One engine that runs a shape, and its figures."""
+    """One engine that runs a shape, and its figures. longest: tokens of the longest context"""
 
-    def __init__(self, engine: str, shape: Shape, *, tiny: bool, kv: str = "auto") -> None:
+    def __init__(self, engine: str, shape: Shape, *, tiny: bool, kv: str = "auto", longest: int = 0) -> None:
         self.divisor = DIVISOR if tiny else 1
         self.failed = False
         config = config_of(shape, tiny=tiny)
         self.vocabulary = config.vocab_size
-        self.engine = SHAPE_ENGINES[engine](config, 16_384 // self.divisor, kv)
+        self.engine = SHAPE_ENGINES[engine](config, max(16_384, longest + 2 * NEW) // self.divisor, kv)
         began = time.perf_counter()
         how = self.engine.start()
         self.engine.answer([[5, 6, 7]], [{"max_tokens": 1}])
@@ -175,6 +178,18 @@ class Measured:
         self.engine.answer(prompts, samplings)
         return count / (time.perf_counter() - began)
 
+    def answers(self) -> dict[str, float]:
+        """Return seconds of 16 answers of 48 tokens to prompts of 512 tokens, and of the same requests again."""
+        rng = np.random.default_rng(3)
+        count, length, new = (max(n // self.divisor, 2) for n in (16, 512, 48))
+        self.generate([self.ids(rng, length) for _ in range(count)], max_tokens=new)
+        best = {"first": float("inf"), "again": float("inf")}
+        for _ in range(3):
+            prompts = [self.ids(rng, length) for _ in range(count)]
+            for which in best:
+                best[which] = min(best[which], round(self._seconds(prompts, new), 4))
+        return best
+
     def profile(self, rows: int, context: int, top: int = 15) -> list[tuple[str, float, float]]:
         """Return (kernel, microseconds of a decode step, launches): the whole step, then the longest first."""
         from torch.profiler import ProfilerActivity, profile
@@ -213,9 +228,12 @@ def sizes(text: str) -> tuple[tuple[int, int], ...]:
 
 def measure(given: argparse.Namespace) -> int:
     """Measure one shape on one engine, in this process."""
+    from bench.gpu.published import PUBLISHED, fitted
+
     (name,) = given.shapes
-    shape = SHAPES[name] | ({"num_hidden_layers": given.layers} if given.layers else {})
-    measured = Measured(given.engine, shape, tiny=given.tiny, kv=given.kv)
+    shape = SHAPES.get(name) or PUBLISHED[name]
+    shape = fitted(shape, given.layers) if given.layers else shape
+    measured = Measured(given.engine, shape, tiny=given.tiny, kv=given.kv, longest=max(n for _, n in given.decode))
     print(f"{name}: first token after {measured.figures['start_s']} s; {measured.figures['how']}", flush=True)
     only = given.only.split(",")
     if "decode" in only:
@@ -224,6 +242,8 @@ def measure(given: argparse.Namespace) -> int:
             if given.profile and given.engine == "graftlm":
                 for kernel, us, launches in measured.profile(rows, context):
                     print(f"    {us:9.1f} us {launches:7.1f}  {kernel}", flush=True)
+    if "answers" in only:
+        measured.run("answers, s", measured.answers)
     if "sampled" in only:
         measured.run("sampled, tokens/s", lambda: round(max(measured.sampled(seed) for seed in (1, 2)), 1))
     if "mixed" in only:
@@ -265,10 +285,13 @@ def compare(given: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.shapes", description=__doc__)
-    parser.add_argument("shapes", nargs="+", choices=SHAPES, metavar="SHAPE", help=", ".join(SHAPES))
+    from bench.gpu.published import PUBLISHED
+
+    names = {**SHAPES, **PUBLISHED}
+    parser.add_argument("shapes", nargs="+", choices=names, metavar="SHAPE", help=", ".join(names))
     parser.add_argument("--engine", choices=SHAPE_ENGINES, help="one shape on this engine, in this process")
     parser.add_argument("--peers", type=Path, help="folder with site_vllm: measure vLLM too")
-    parser.add_argument("--only", default="decode,sampled,mixed", help="sections, with commas")
+    parser.add_argument("--only", default="decode,sampled,mixed,answers", help="sections, with commas")
     parser.add_argument("--decode", type=sizes, default=DECODE, help="ROWSxCONTEXT with commas, as 1x500,32x1500")
     parser.add_argument("--profile", action="store_true", help="the kernels of decode steps, by time")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")

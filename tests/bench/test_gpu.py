@@ -334,8 +334,8 @@ def test_as_many_rows_decode_as_are_asked_for(divisor: int, rows: int, expected:
 def test_published_configurations_can_be_built_and_cut() -> None:
     shape = PUBLISHED["deepseek-v2-lite"]
     assert layers_that_fit(shape, 10**12) == 27
-    assert 4 <= layers_that_fit(shape, 16 * 10**9) < 27  # 31 GB as a whole
-    with pytest.raises(ValueError, match="4 of its layers take"):
+    assert 2 <= layers_that_fit(shape, 16 * 10**9) < 27  # 31 GB as a whole
+    with pytest.raises(ValueError, match="2 of its layers take"):
         layers_that_fit(shape, 10**9)
     cut = fitted(PUBLISHED["qwen3.5-9b"], 6)
     assert (cut["num_hidden_layers"], len(cut["layer_types"])) == (6, 6)
