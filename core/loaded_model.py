@@ -82,12 +82,15 @@ class LoadedModel:
         if self.lane == "serial":
             return f"serial: {self.lane_reason}"
         reasons = Counter(self.fusions.unfused)
-        fused = f"paged, {self.fusions.num_fused} of {len(self.layers)} layers fused"
+        num_layers = len(self.layers)
+        if self.states is not None:
+            num_layers = int(self.text_config.num_hidden_layers)
+        fused = f"paged, {self.fusions.num_fused} of {num_layers} layers fused"
         if self.fusions.num_around:
             fused += f", {self.fusions.num_around} of them around their own attention"
         fused += ", decode steps in one call" if self.stack is not None else ""
         fused += f", {len(self.states)} layers with a state" if self.states is not None else ""
-        if self.fusions.num_fused < len(self.layers) and not reasons:
+        if self.fusions.num_fused < num_layers and not reasons:
             reasons["the model's decoder layers have other names"] += 1
         named = [*reasons, *(f"{name}: {why}" for name, why in self.fusions.reasons.items())]
         return ": ".join([fused, *[", ".join(named)][: len(named)]])

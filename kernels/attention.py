@@ -50,6 +50,7 @@ class PackedQKV:
     rotation  which numbers of a head are turned together
     parts   float32 [num_parts, num_tokens, as in qkv]: qkv is their sum, and that of `bias`, but holds nothing yet;
             None if it does
+    gated   each head of q is followed by its gate, of as many numbers; without `parts`
     """
 
     qkv: torch.Tensor
@@ -63,6 +64,7 @@ class PackedQKV:
     rotation: Rotation = "halves"
     parts: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    gated: bool = False
 
     @property
     def num_angles(self) -> int:
@@ -72,8 +74,15 @@ class PackedQKV:
     def split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]; views."""
         heads = self.qkv.view(self.qkv.shape[0], -1, self.head_dim)
-        kv = self.num_heads + self.num_kv_heads
-        return heads[:, : self.num_heads], heads[:, self.num_heads : kv], heads[:, kv:]
+        step = 1 + self.gated
+        first = step * self.num_heads
+        kv = first + self.num_kv_heads
+        return heads[:, :first:step], heads[:, first:kv], heads[:, kv:]
+
+    @property
+    def gates(self) -> torch.Tensor:
+        """The gates of a gated projection, [num_tokens, num_heads, head_dim]; a view."""
+        return self.qkv.view(self.qkv.shape[0], -1, self.head_dim)[:, 1 : 2 * self.num_heads : 2]
 
 
 class Attention(Protocol):

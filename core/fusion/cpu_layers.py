@@ -166,7 +166,7 @@ def _parts_of(layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> t
     if isinstance(modules, str):
         return modules
     if not modules.qkv:
-        return "projections of other names"
+        return "projections of other names" if modules.attends else "a module with a state"
     norm = Norm.of(modules.before_attention)
     if norm is None:
         return "no RMSNorm before its attention"

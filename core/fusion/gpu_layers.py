@@ -6,8 +6,9 @@ A layer of the common shape (norm, attention, norm, MLP, each half added to its 
 
 with x overwritten in place. In steps of few tokens gates are fused into the matmuls, and the next norm, that of the
 next layer included, computes the sums. Attention of another kind (latent, or with a rotation that no kernel has) is run
-by the model's own code up to its last projection. Only steps of the paged lane use a fused layer, and only if its
-output equals the layer's own on random input; a layer of another shape keeps its own forward.
+by the model's own code up to its last projection, and so is a module with a state. Only steps of the paged lane use a
+fused layer, and only if its output equals the layer's own on random input; a layer of another shape keeps its own
+forward.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
+from graftlm.kernels.gpu.elementwise import sigmoid_gate_
 from graftlm.kernels.gpu.norm import norm_rows, norm_rows_
 from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, plan
 from graftlm.kernels.norm import Norm
@@ -55,6 +57,7 @@ class Heads:
     """The heads of a layer's attention, and the arguments of its call in the probe.
 
     whole_norms  whether queries are normed over all heads together, and keys likewise
+    gated        whether the sigmoid of a gate, projected with each query head, multiplies the head's output
     """
 
     num_heads: int
@@ -63,6 +66,7 @@ class Heads:
     params: AttentionParams
     rotation: Rotation = "halves"
     whole_norms: bool = False
+    gated: bool = False
 
     def packed(
         self, x: torch.Tensor, product: LinearPlan, cos: torch.Tensor, sin: torch.Tensor, parts: Parts
@@ -70,7 +74,7 @@ class Heads:
         """Return the arguments of the attention for x [num_tokens, hidden_size] and the packed projection."""
         q_norm, k_norm = parts.q_norm, parts.k_norm
         cos, sin = (x if x.stride(-1) == 1 else x.contiguous() for x in (cos, sin))
-        qkv = product.matmul(x) if self.whole_norms else product.product(x)
+        qkv = product.matmul(x) if self.whole_norms or self.gated else product.product(x)
         if self.whole_norms and q_norm is not None and k_norm is not None:
             q, k, _ = qkv.split([n * self.head_dim for n in (self.num_heads, *[self.num_kv_heads] * 2)], -1)
             norm_rows_(q, q_norm)
@@ -78,7 +82,7 @@ class Heads:
             q_norm = k_norm = None
         heads = self.num_heads, self.num_kv_heads, self.head_dim
         if qkv.dim() == 2:
-            return PackedQKV(qkv, *heads, cos, sin, q_norm, k_norm, self.rotation)
+            return PackedQKV(qkv, *heads, cos, sin, q_norm, k_norm, self.rotation, gated=self.gated)
         whole = torch.empty(qkv.shape[1:], dtype=x.dtype, device=x.device)
         return PackedQKV(whole, *heads, cos, sin, q_norm, k_norm, self.rotation, qkv, product.bias)
 
@@ -177,7 +181,10 @@ class FusedLayer:
         packed = heads.packed(normed, self.linears.qkv, cos, sin, parts)
         last_token_only = wanted is not None and wanted.last_token_only
         call = PackedCall(parts.attention, packed, heads.params, last_token_only)
-        return self._wanted(x, step(call).flatten(1), normed, wanted, last_token_only)
+        attended = step(call).flatten(1)
+        if heads.gated:
+            sigmoid_gate_(attended, packed.gates[wanted.tokens] if wanted and last_token_only else packed.gates)
+        return self._wanted(x, attended, normed, wanted, last_token_only)
 
     def _normed(self, x: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
         """Return x after the layer's first norm."""
@@ -231,7 +238,10 @@ class OwnOutput:
 
 @dataclass(frozen=True)
 class LayerAroundAttention(FusedLayer):
-    """The replacement of a layer's forward that leaves attention to the model's own code, up to its last projection."""
+    """The replacement of a layer's forward that leaves attention to the model's own code, up to its last projection.
+
+    A module with a state in the place of attention is left to its own code likewise, in steps to our forward of it.
+    """
 
     output: OwnOutput = field(default_factory=lambda: OwnOutput(nn.Identity()))
 
@@ -254,9 +264,10 @@ class LayerAroundAttention(FusedLayer):
         normed = self._normed(x, normed)
         self.output.skipped = True
         try:
-            attended = self.parts.attention(hidden_states=normed[None], **options)[0]
+            found = self.parts.attention(hidden_states=normed[None], **(options if self.parts.attends else {}))
         finally:
             self.output.skipped = False
+        attended = found[0] if isinstance(found, tuple) else found
         return self._wanted(x, attended[0], normed, wanted, last_token_only=False)
 
 
@@ -294,7 +305,7 @@ def fuse_layers(
                 fusions.unfused.append(fused)
             else:
                 if isinstance(fused, LayerAroundAttention):
-                    fusions.num_around += 1
+                    fusions.num_around += parts.attends
                     fusions.add(_put(parts.out_module, fused.output))
                 fusions.num_compact += sum(linear_plan.reads(Bits12Weight) for linear_plan in fused.plans)
                 layer.forward = fused
@@ -314,7 +325,7 @@ def _fused(
     """Return the fused equivalent of `layer` by `make`, or the reason why there is none."""
 
     if parts.qkv is None:
-        return "projections of other names"
+        return "projections of other names" if parts.attends else "a module with a state"
 
     def probe() -> LayerProbe | str:
         assert parts.qkv is not None
@@ -366,7 +377,7 @@ def _around(
             fused = make(form, None, layer.forward, Projections.of(form, choose), make_mlp(choose), output=output)
             for _ in range(_ROUTED_TRIES if routes else 1):
                 like = parts.out.weight.dense(slice(0, 1))[0].new_empty(parts.out.weight.shape[0])
-                probe = LayerProbe.of(layer, rotary, like, _PROBED, switch)
+                probe = LayerProbe.of(layer, rotary, like, _PROBED, switch, num_calls=int(parts.attends))
                 if probe is not None and _same_around(probe, fused, switch, agree, routes=routes):
                     return fused
     except Exception:  # its arguments differ, or a kernel refuses these shapes
@@ -413,14 +424,15 @@ def _heads(call: AttentionCall, parts: Parts) -> Heads | str:
     same_dims = call.k.shape[-1] == call.v.shape[-1] == dim
     norms = [n for n in (parts.q_norm, parts.k_norm) if n is not None]
     assert parts.qkv is not None
-    if not same_dims or parts.qkv.weight.shape[0] != (num_heads + 2 * num_kv_heads) * dim:
+    gated = parts.qkv.weight.shape[0] == 2 * (num_heads + num_kv_heads) * dim
+    if not same_dims or not (gated or parts.qkv.weight.shape[0] == (num_heads + 2 * num_kv_heads) * dim):
         return "heads of queries, keys and values differ in size"
     whole = [n.weight.shape[0] for n in norms] == [num_heads * dim, num_kv_heads * dim] != [dim, dim]
-    if not whole and any(n.weight.shape != (dim,) for n in norms):
+    if (gated and whole) or (not whole and any(n.weight.shape != (dim,) for n in norms)):
         return "norms of queries and keys are of another size than heads"
     if any((n.eps, n.rounded) != (norms[0].eps, norms[0].rounded) or n.centered or n.bias is not None for n in norms):
         return "norms of queries and keys that no kernel has"
-    return Heads(num_heads, num_kv_heads, dim, call.params, whole_norms=whole)
+    return Heads(num_heads, num_kv_heads, dim, call.params, whole_norms=whole, gated=gated)
 
 
 def _rotated(probe: LayerProbe, parts: Parts, heads: Heads, agree: AllClose) -> Heads | str:

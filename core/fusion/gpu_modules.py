@@ -24,6 +24,7 @@ from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary_patch import RotaryPatch
 from graftlm.core.fusion.rotary_tables import fuse_rotary_tables
+from graftlm.core.state_layers.state_layers import FAMILIES
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.codes.tiled_weight import TiledParts, TiledWeight, tiled
@@ -54,14 +55,15 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
             fusions.add(partial(hold_as, module, None))
     first = next(model.parameters())
     linear = FixedProduct(first.device, first.dtype) if strict else None
-    work = _Work(fusions, Recognised({}, {}), linear, _same_shape if dry else _agree)
+    work = _Work(fusions, Recognised({}, {}), linear, _same_shape if dry else _agree, max_rows)
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
         fuse_mixtures(model, work.found.mixtures, fusions, work.agree, strict=strict, dry=dry)
         for module in list(model.modules()):
-            if not _pack_qkv(module, work):
-                _pack_gate_up(module, work) or _fuse_norm(module, work)
+            packed = any(_pack_inputs(module, names, work) for names in (_QKV, *_STATE_PROJECTIONS))
+            if not packed and not _pack_gate_up(module, work) and not _plan_state_input(module, work):
+                _fuse_norm(module, work)
         _tile_linears(model, work)
         fuse_rotary_tables(model, fusions, dry=dry)
         _fuse_rotary(model, work, dry=dry)
@@ -78,6 +80,12 @@ class _Work:
     found: Recognised
     linear: Linear | None
     agree: AllClose
+    max_rows: int | None = None
+
+
+_QKV = "q_proj", "k_proj", "v_proj"
+_STATE_PROJECTIONS = ("in_proj_qkvz", "in_proj_ba"), ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+"""Names of the projections of one input: of attention, and of modules with a state."""
 
 
 def _fix_linears(model: nn.Module, linear: Linear, fusions: Fusions) -> None:
@@ -107,11 +115,17 @@ class PackedProjections(nn.Module):
     """
 
     def __init__(
-        self, linears: Sequence[nn.Module], work: _Work | None = None, *, gates: Activation | None = None
+        self,
+        linears: Sequence[nn.Module],
+        work: _Work | None = None,
+        *,
+        gates: Activation | None = None,
+        by_itself: bool = False,
     ) -> None:
         """Concatenate the weights of `linears`. Raises ValueError if their formats do not allow it.
 
-        gates  the activation of the first of two
+        gates      the activation of the first of two
+        by_itself  whether no fused layer will multiply the weight
         """
         super().__init__()
         self.gates = gates
@@ -128,7 +142,9 @@ class PackedProjections(nn.Module):
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
         self.product = Product(weight, self.bias)
         role: Role = "gate_up" if gates is not None else "qkv"
-        self.plan = _plan_of(weight, role, self.bias, work, gates or "silu") if work is not None else None
+        self.plan: LinearPlan | None = None
+        if work is not None:
+            self.plan = _plan_of(weight, role, self.bias, work, gates or "silu", by_itself=by_itself)
         self.held: dict[int, tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = {}
 
     def packed(self, x: torch.Tensor) -> torch.Tensor:
@@ -190,9 +206,9 @@ def _packable(module: nn.Module, names: tuple[str, ...]) -> tuple[list[nn.Module
     return (linears, weights[0]) if len(kinds) == 1 else None
 
 
-def _pack(linears: list[nn.Module], work: _Work, *, gates: Activation | None = None) -> PackedProjections | None:
+def _pack(linears: list[nn.Module], work: _Work, **options: Any) -> PackedProjections | None:
     try:
-        return PackedProjections(linears, work, gates=gates)
+        return PackedProjections(linears, work, **options)
     except ValueError:  # their formats have no concatenation
         return None
 
@@ -205,12 +221,32 @@ def _tiled(weight: Weight, *, gates: bool) -> TiledWeight | TiledParts:
 
 
 def _plan_of(
-    weight: Weight, role: Role, bias: torch.Tensor | None, work: _Work, activation: Activation = "silu"
+    weight: Weight,
+    role: Role,
+    bias: torch.Tensor | None,
+    work: _Work,
+    activation: Activation = "silu",
+    *,
+    by_itself: bool = False,
 ) -> LinearPlan | None:
-    """Return the kernels of a tiled weight, for code that no fused layer replaces; None for any other weight."""
-    if work.linear is not None or not isinstance(weight, TiledWeight | TiledParts):
+    """Return the kernels of a tiled weight, or one that no fused layer multiplies; None for any other weight."""
+    if work.linear is not None or not (by_itself or isinstance(weight, TiledWeight | TiledParts)):
         return None
-    return plan(weight, role, bias, agree=work.agree, activation=activation)
+    return plan(weight, role, bias, agree=work.agree, max_rows=work.max_rows, activation=activation)
+
+
+def _plan_state_input(module: nn.Module, work: _Work) -> bool:
+    """Choose kernels for the only input projection of a module with a state. -> whether it has one"""
+    linear = getattr(module, "in_proj", None)
+    weight = weight_of(linear) if type(module).__name__ in FAMILIES and isinstance(linear, nn.Module) else None
+    if linear is None or weight is None or isinstance(linear, QuantisedLinear):
+        return False
+    chosen = _plan_of(weight, "qkv", _bias_of(linear), work, by_itself=True)
+    if chosen is not None and chosen.chosen:
+        setattr(linear, "forward", partial(_multiplied, chosen))  # noqa: B010, compared by the plan
+        work.fusions.add(partial(delattr, linear, "forward"))
+        work.fusions.num_compact += chosen.reads(Bits12Weight)
+    return True
 
 
 def _tile_linears(model: nn.Module, work: _Work) -> None:
@@ -234,10 +270,9 @@ def _multiplied(chosen: LinearPlan, x: torch.Tensor) -> torch.Tensor:
     return chosen.matmul(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
-def _pack_qkv(module: nn.Module, work: _Work) -> bool:
-    names = ("q_proj", "k_proj", "v_proj")
+def _pack_inputs(module: nn.Module, names: tuple[str, ...], work: _Work) -> bool:
     found = _packable(module, names)
-    packed = _pack(found[0], work) if found is not None else None
+    packed = _pack(found[0], work, by_itself=names != _QKV) if found is not None else None
     if found is None or packed is None:
         return False
     linears, weight = found
@@ -250,6 +285,7 @@ def _pack_qkv(module: nn.Module, work: _Work) -> bool:
         setattr(module, name, packed if index == 0 else PackedPart(packed, index))
     work.fusions.add(partial(_restore, module, dict(zip(names, linears, strict=True)), packed))
     work.fusions.num_packed += 1
+    work.fusions.num_compact += packed.plan is not None and packed.plan.reads(Bits12Weight)
     work.found.products[module] = packed.product
     return True
 

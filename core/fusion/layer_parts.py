@@ -68,6 +68,8 @@ NORM_NAMES = (
     ),  # Gemma 2 and 3
     NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),  # GLM 4
     NormNames("input_layernorm", None, "post_attention_layernorm", None),  # Llama
+    NormNames("input_layernorm", None, "pre_ff_layernorm", None),  # Bamba
+    NormNames("operator_norm", None, "ffn_norm", None),  # LFM2
     NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),  # OLMo 2, EXAONE 4
     NormNames("input_layernorm", None, None, None),  # Phi, Cohere: attention and MLP have the same input
 )
@@ -75,6 +77,12 @@ NORM_NAMES = (
 
 MLP_NAMES = ("mlp", "block_sparse_moe", "feed_forward")
 """Names of the MLP, or of the mixture in its place."""
+
+OUT_NAMES = ("o_proj", "dense", "out_proj")
+"""Names of the last projection of an attention or a module with a state."""
+
+STATE_NAMES = ("linear_attn", "conv", "mamba")
+"""Names of a module with a state in the place of attention."""
 
 _FACTORS = ("residual_multiplier",)
 """Names of attributes that multiply the outputs which a layer adds to the residual stream."""
@@ -84,6 +92,8 @@ _FACTORS = ("residual_multiplier",)
 class LayerModules:
     """The modules of a decoder layer, by their usual names.
 
+    attention  the attention, or a module with a state in its place
+    attends    False for a module with a state
     parallel  whether MLP and attention have one input
     factor    multiplies the outputs that attention and MLP add to the residual stream
     qkv       q_proj, k_proj and v_proj, or one qkv_proj; empty if the attention projects in another way
@@ -92,6 +102,7 @@ class LayerModules:
     """
 
     attention: nn.Module
+    attends: bool
     mlp: nn.Module
     before_attention: nn.Module | None
     after_attention: nn.Module | None
@@ -109,8 +120,9 @@ class LayerModules:
 
     @classmethod
     def of(cls, layer: nn.Module) -> LayerModules | str:
-        """Return the modules, or the reason why `layer` lacks self-attention, MLP or norms under the usual names."""
-        attention = _child(layer, "self_attn")
+        """Return the modules, or the reason why `layer` lacks attention, MLP or norms under the usual names."""
+        own = _child(layer, "self_attn")
+        attention = own or next((found for name in STATE_NAMES if (found := _child(layer, name)) is not None), None)
         mlp = next((found for name in MLP_NAMES if (found := _child(layer, name)) is not None), None)
         if attention is None or mlp is None:
             return "no self_attn and mlp"
@@ -118,7 +130,7 @@ class LayerModules:
         if names is None:
             return "norms of other names"
         before, after, second, last = (_child(layer, name) if name else None for name in names)
-        out = _child(attention, "o_proj") or _child(attention, "dense")
+        out = next((found for name in OUT_NAMES if (found := _child(attention, name)) is not None), None)
         qkv = _children(attention, "q_proj", "k_proj", "v_proj") or _children(attention, "qkv_proj")
         if out is None:
             return "projections of other names"
@@ -132,6 +144,7 @@ class LayerModules:
         parallel = names.before_mlp is None and names.after_mlp is None
         return cls(
             attention,
+            own is not None,
             mlp,
             before,
             after,
@@ -187,12 +200,14 @@ class Product:
 class Parts:
     """The operands of a fused GPU layer. Without `gate_up` and `mixture` it calls the model's own MLP.
 
+    attends  False for a layer with a state, whose module is in the place of `attention`
     qkv  None if the attention projects in another way
     out_module  the module of `out`
     add_attention  how the attention's output is added to the residual stream; None adds it unchanged. add_mlp likewise
     """
 
     attention: nn.Module
+    attends: bool
     mlp: nn.Module
     before_attention: Norm | None
     before_mlp: Norm | None
@@ -253,6 +268,6 @@ class Recognised:
         down = Product.of((found.down,)) if found.down is not None and gate_up is not None else None
         gate_up = gate_up if down is not None else None
         return Parts(
-            found.attention, found.mlp, first, second, attended, gated, found.parallel, qkv, out, found.out,
-            q_norm, k_norm, gate_up, down, found.activation or "silu", self.mixtures.get(found.mlp),
+            found.attention, found.attends, found.mlp, first, second, attended, gated, found.parallel, qkv, out,
+            found.out, q_norm, k_norm, gate_up, down, found.activation or "silu", self.mixtures.get(found.mlp),
         )  # fmt: skip

@@ -19,7 +19,7 @@ _FIRST_POSITION = 7
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """A random input of a layer, the layer's call of its attention, and its output.
+    """A random input of a layer, the layer's calls of its attention (none if it has a state), and its output.
 
     hidden    [1, num_tokens, hidden_size]
     cos, sin  [1, num_tokens, rotary_dim]; both the whole where the rotary embedding is one tensor
@@ -31,14 +31,27 @@ class LayerProbe:
     cos: torch.Tensor
     sin: torch.Tensor
     expected: torch.Tensor
-    call: AttentionCall
+    calls: tuple[AttentionCall, ...]
     embeddings: Any
+
+    @property
+    def call(self) -> AttentionCall:
+        """Return the only call of a layer that attends."""
+        (call,) = self.calls
+        return call
 
     @classmethod
     def of(
-        cls, layer: nn.Module, rotary: nn.Module, like: torch.Tensor, num_tokens: int, switch: AttentionSwitch
+        cls,
+        layer: nn.Module,
+        rotary: nn.Module,
+        like: torch.Tensor,
+        num_tokens: int,
+        switch: AttentionSwitch,
+        *,
+        num_calls: int = 1,
     ) -> LayerProbe | None:
-        """Run the layer on random input; None if it does not attend exactly once. The layer's exceptions propagate.
+        """Run the layer on random input; None if it attends another number of times. The layer's exceptions propagate.
 
         like  [hidden_size]: its dtype and device are those of the input
         """
@@ -52,14 +65,14 @@ class LayerProbe:
         share = float((out - hidden).float().norm() / hidden.float().norm())
         hidden = hidden * min(max(share, 1e-2), 1.0)
         calls, out = _run(layer, hidden, embeddings, switch)
-        return cls(hidden, cos, sin, out, calls[0], embeddings) if len(calls) == 1 else None
+        return cls(hidden, cos, sin, out, tuple(calls), embeddings) if len(calls) == num_calls else None
 
     def first(self, num_tokens: int) -> LayerProbe:
         """Return the probe of the first tokens alone: attention is causal, so no later token affects them."""
         q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
         hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
         embeddings = (cos, sin) if isinstance(self.embeddings, tuple) else cos
-        return LayerProbe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v), embeddings)
+        return LayerProbe(hidden, cos, sin, expected, (self.call._replace(q=q, k=k, v=v),), embeddings)
 
 
 def rotations(rotary: Callable[..., Any], x: torch.Tensor, positions: torch.Tensor, **kind: str) -> Any:

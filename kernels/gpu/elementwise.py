@@ -39,6 +39,32 @@ def gate_mul(x: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
 
 
 @triton.jit
+def _sigmoid_gate(x, gates, x_row, gates_row, gates_head, n, DIM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    launch_and_wait(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < n
+    kind = x.dtype.element_ty
+    gate = tl.load(gates + row * gates_row + i // DIM * gates_head + i % DIM, mask=ok, other=0.0).to(tl.float32)
+    gate = (1.0 / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
+    place = x + row * x_row + i
+    tl.store(place, (tl.load(place, mask=ok, other=0.0).to(tl.float32) * gate).to(kind), mask=ok)
+
+
+def sigmoid_gate_(x: torch.Tensor, gates: torch.Tensor) -> None:
+    """Multiply x [num_rows, num_heads * dim] by the sigmoid of gates [num_rows, num_heads, dim], in place.
+
+    The last dimensions are dense.
+    """
+    num_rows, n = x.shape
+    block = 1024
+    _sigmoid_gate[(num_rows, triton.cdiv(n, block))](
+        x, gates, x.stride(0), gates.stride(0), gates.stride(1), n, DIM=gates.shape[2], BLOCK=block, num_warps=4,
+        **pdl_options(x),
+    )  # fmt: skip
+
+
+@triton.jit
 def _rotate(
     q, k, cos, sin, q_out, k_out, q_token, q_head, k_token, k_head, table_row,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,

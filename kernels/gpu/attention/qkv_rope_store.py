@@ -38,7 +38,7 @@ def _rotate_store(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, ROUNDED: tl.constexpr, SCALED: tl.constexpr,
     STORES: tl.constexpr, COMPACT: tl.constexpr, ROTATION: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of tokens, head): q is turned where it lies; k too, and stored; v is stored.
 
@@ -47,6 +47,9 @@ def _rotate_store(
     launch_dependents(PDL)
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1)
+    column = head * D
+    if GATED:  # behind each head of q its gate
+        column += tl.minimum(head, Q_HEADS) * D
     t_ok = token < num_tokens
     kind = qkv.dtype.element_ty
     d, r = tl.arange(0, HALF_PAD), tl.arange(0, REST_PAD)
@@ -66,12 +69,12 @@ def _rotate_store(
         wr = tl.load(weight + 2 * HALF + r, mask=r < REST, other=0.0)
     bias_a, bias_b, bias_rest = 0.0, 0.0, 0.0
     if BIAS:
-        bias_a = tl.load(bias + head * D + at, mask=d < HALF, other=0.0)[None, :]
-        bias_b = tl.load(bias + head * D + second, mask=d < HALF, other=0.0)[None, :]
-        bias_rest = tl.load(bias + head * D + 2 * HALF + r, mask=r < REST, other=0.0)[None, :]
+        bias_a = tl.load(bias + column + at, mask=d < HALF, other=0.0)[None, :]
+        bias_b = tl.load(bias + column + second, mask=d < HALF, other=0.0)[None, :]
+        bias_rest = tl.load(bias + column + 2 * HALF + r, mask=r < REST, other=0.0)[None, :]
     grid_wait(PDL)
-    here = qkv + token[:, None] * qkv_token + head * D
-    source = parts + token[:, None] * parts_token + head * D
+    here = qkv + token[:, None] * qkv_token + column
+    source = parts + token[:, None] * parts_token + column
     a = _take(source, part, bias_a, at[None, :], ok, PARTS, BIAS, kind)
     b = _take(source, part, bias_b, second[None, :], ok, PARTS, BIAS, kind)
     rest = tl.zeros([BLOCK, REST_PAD], tl.float32)
@@ -173,7 +176,8 @@ def rotate_store(
         HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
         NORM=q_norm is not None, ROUNDED=q_norm is not None and q_norm.rounded, SCALED=k_scale is not None,
         STORES=stores, COMPACT=exponents is not None, ROTATION=packed.rotation,
-        PARTS=len(parts) if parts is not None else 0, BIAS=parts is not None and bias is not None, BLOCK=block,
+        PARTS=len(parts) if parts is not None else 0, BIAS=parts is not None and bias is not None,
+        GATED=packed.gated, BLOCK=block,
         num_warps=4 if block > 4 else 1,
         enable_fp_fusion=False,  # a product and a sum in one instruction would leave out the rounding between them
         **pdl_options(qkv),

@@ -49,6 +49,22 @@ def test_heads_are_normed_rotated_and_stored(
     assert all((s[[0, -1]] == 7).all() for s in stores)
 
 
+def test_gates_behind_the_heads_of_queries_stay_where_they_are() -> None:
+    heads, kv_heads, dim = 3, 2, 64
+    qkv, angle = random(5, (heads + 2 * kv_heads) * dim), random(5, 16)
+    cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
+    gates, norms = random(5, heads, dim), [Norm(random(dim), 1e-5)] * 2
+    queries, rest = qkv.view(5, -1, dim).split([heads, 2 * kv_heads], 1)
+    mixed = torch.cat([torch.stack([queries, gates], 2).flatten(1), rest.flatten(1)], 1)
+    stores = [[torch.empty(5, kv_heads, dim, device=DEVICE) for _ in "kv"] for _ in range(2)]
+    slots = torch.arange(5, device=DEVICE)
+    expected = rotate_store(PackedQKV(qkv, heads, kv_heads, dim, cos, sin, *norms), *stores[0], slots)
+    packed = PackedQKV(mixed, heads, kv_heads, dim, cos, sin, *norms, gated=True)
+    found = rotate_store(packed, *stores[1], slots)
+    assert all(torch.equal(a, b) for a, b in zip((*expected, *stores[0]), (*found, *stores[1]), strict=True))
+    assert torch.equal(packed.gates, gates)
+
+
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_heads_are_rotated_to_the_bit_as_by_the_models_own_code(dtype: torch.dtype) -> None:
     qkv, angle = random(33, 4 * 64, dtype=dtype), random(33, 32)
