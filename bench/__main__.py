@@ -35,7 +35,7 @@ OWN_MAIN = {
     "workloads": "bench.workloads._suite",
     "sprout": "bench.sprout.evaluate",
     "gpu": "bench.gpu.compare",
-    "images": "bench.images",
+    "images": "bench.pictures.families",
 }
 """Groups with a command of their own in place of a table of cases."""
 

@@ -95,7 +95,7 @@ def _random(model: Any) -> Any:
     return model.eval()
 
 
-def _tokenizer(names: dict[str, str], *more: str, image: str, video: str = _VIDEO) -> Any:
+def byte_tokenizer(names: dict[str, str], *more: str, image: str, video: str = _VIDEO) -> Any:
     """Return a tokenizer of bytes. names: its special tokens by attribute; image, video: what the template writes"""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -135,7 +135,7 @@ def _processor(
 def _llava() -> tuple[Any, Any]:
     tf = _transformers()
 
-    tokenizer = _tokenizer({"image_token": "<image>"}, image="<image>")
+    tokenizer = byte_tokenizer({"image_token": "<image>"}, image="<image>")
     encoder = tf.CLIPVisionConfig(**_ENCODER, image_size=56, patch_size=14, projection_dim=32)
     config = tf.LlavaConfig(
         vision_config=encoder,
@@ -156,7 +156,7 @@ def _llava() -> tuple[Any, Any]:
 def _llava_next() -> tuple[Any, Any]:
     tf = _transformers()
 
-    tokenizer = _tokenizer({"image_token": "<image>"}, image="<image>")
+    tokenizer = byte_tokenizer({"image_token": "<image>"}, image="<image>")
     encoder = tf.CLIPVisionConfig(**_ENCODER, image_size=56, patch_size=14, projection_dim=32)
     config = tf.LlavaNextConfig(
         vision_config=encoder,
@@ -180,7 +180,7 @@ def _llava_onevision() -> tuple[Any, Any]:
     tf = _transformers()
 
     names = {"image_token": "<image>", "video_token": _VIDEO}
-    tokenizer, size = _tokenizer(names, image="<image>"), {"height": 56, "width": 56}
+    tokenizer, size = byte_tokenizer(names, image="<image>"), {"height": 56, "width": 56}
     config = tf.LlavaOnevisionConfig(
         vision_config=tf.SiglipVisionConfig(**_ENCODER, image_size=56, patch_size=14, vision_use_head=False),
         text_config=tf.Qwen2Config(**_DECODER),
@@ -211,7 +211,7 @@ def _qwen(
     names = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
     names |= {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"}
     begin, end = "<|vision_start|>", "<|vision_end|>"
-    tokenizer = _tokenizer(names, image=f"{begin}<|image_pad|>{end}", video=f"{begin}<|video_pad|>{end}")
+    tokenizer = byte_tokenizer(names, image=f"{begin}<|image_pad|>{end}", video=f"{begin}<|video_pad|>{end}")
     config = getattr(tf, f"{kind}Config")(
         text_config={**_DECODER, "rope_parameters": _ROPE, **decoder},
         vision_config={
@@ -284,7 +284,7 @@ def _idefics(kind: str, tokens: int) -> tuple[Any, Any]:
     rows = [f"<row_{row}_col_{col}>" for row in range(1, 7) for col in range(1, 7)]
     names = {"image_token": "<image>", "fake_image_token": "<fake_token_around_image>"}
     names |= {"global_image_token": "<global-img>", "end_of_utterance_token": "<end_of_utterance>"}
-    tokenizer = _tokenizer(names, *rows, image="<image>")
+    tokenizer = byte_tokenizer(names, *rows, image="<image>")
     config = getattr(tf, f"{kind}Config")(
         vision_config={**_ENCODER, "image_size": 64, "patch_size": 16},
         text_config=tf.LlamaConfig(**_DECODER),
@@ -314,7 +314,7 @@ def _internvl() -> tuple[Any, Any]:
     tf = _transformers()
 
     names = {"context_image_token": "<IMG_CONTEXT>", "start_image_token": "<img>", "end_image_token": "</img>"}
-    tokenizer = _tokenizer({**names, "video_token": _VIDEO}, image="<IMG_CONTEXT>")
+    tokenizer = byte_tokenizer({**names, "video_token": _VIDEO}, image="<IMG_CONTEXT>")
     config = tf.InternVLConfig(
         vision_config={**_ENCODER, "image_size": [56, 56], "patch_size": [14, 14]},
         text_config=tf.Qwen2Config(**_DECODER),
@@ -340,19 +340,19 @@ def _gemma3() -> tuple[Any, Any]:
     tf = _transformers()
 
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-    tokenizer = _tokenizer(names, image="<start_of_image>")
+    tokenizer = byte_tokenizer(names, image="<start_of_image>")
     decoder = {**_DECODER, **_WINDOWED, "query_pre_attn_scalar": 16}
     config = tf.Gemma3Config(
-        vision_config={**_ENCODER, "image_size": 56, "patch_size": 14, "vision_use_head": False},
+        vision_config={**_ENCODER, "image_size": 112, "patch_size": 14, "vision_use_head": False},
         text_config=tf.Gemma3TextConfig(**decoder),
-        mm_tokens_per_image=4,
+        mm_tokens_per_image=16,
         boi_token_index=tokenizer.boi_token_id,
         eoi_token_index=tokenizer.eoi_token_id,
         image_token_id=tokenizer.image_token_id,
     )
-    images = tf.Gemma3ImageProcessor(size={"height": 56, "width": 56})
+    images = tf.Gemma3ImageProcessor(size={"height": 112, "width": 112})
     return tf.Gemma3ForConditionalGeneration(config), _processor(
-        "Gemma3Processor", images, tokenizer, image_seq_length=4
+        "Gemma3Processor", images, tokenizer, image_seq_length=16
     )
 
 
@@ -361,7 +361,7 @@ def _gemma4() -> tuple[Any, Any]:
 
     names = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "video_token": "<|video|>"}
     names |= {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
-    tokenizer = _tokenizer(names, image="<|image|>", video="<|video|>")
+    tokenizer = byte_tokenizer(names, image="<|image|>", video="<|video|>")
     more = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 320, "num_kv_shared_layers": 0}
     decoder = {**_DECODER, **_WINDOWED, **more, "global_head_dim": 16, "use_bidirectional_attention": "vision"}
     ids = ("image_token", "video_token", "boi_token", "eoi_token", "audio_token", "boa_token")
@@ -387,7 +387,7 @@ def _mistral3() -> tuple[Any, Any]:
     tf = _transformers()
 
     names = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
-    tokenizer = _tokenizer(names, image="[IMG]")
+    tokenizer = byte_tokenizer(names, image="[IMG]")
     config = tf.Mistral3Config(
         vision_config=tf.PixtralVisionConfig(**_ENCODER, image_size=112, patch_size=14, head_dim=16),
         text_config=tf.MistralConfig(**_DECODER),

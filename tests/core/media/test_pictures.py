@@ -68,7 +68,7 @@ def test_a_small_pool_retracts_requests_with_pictures() -> None:
     pictures = [random_picture(seed, 60, 60) for seed in range(4)]
     prompts = [question("What is it?"[: 3 + i], pictures[i % 4], pictures[i % 3]) for i in range(12)]
     expected = [reference(model, processor, one) for one in prompts]
-    options: dict[str, Any] = {"max_model_len": 64, "cache": gl.CacheConfig(max_tokens=96), "max_step_tokens": 5}
+    options: dict[str, Any] = {"max_model_len": 96, "cache": gl.CacheConfig(max_tokens=144), "max_step_tokens": 5}
     with gl.Runtime(model, tokenizer=processor, device="cpu", **options) as runtime:
         assert answers(runtime, prompts) == expected
 

@@ -1,9 +1,10 @@
 """python -m bench images [FAMILY ...]: pictures and videos in every family of vision models, beside transformers.
 
-Random models in float32 answer the same questions through transformers' `generate` and through a runtime: one by one,
-in a batch, warm, in steps of 1, 7 and 64 tokens, over three turns, with videos, and from a small pool. The last columns
-are 24 questions about 3 pictures at once: cached prompt tokens relative to the same questions one by one, which is
-the best possible, encoder runs, and the time of a further question about a known picture relative to the first.
+Random models in float32 answer the same questions through transformers' `generate` and through a runtime: one by one
+(two pictures in both orders among them), in a batch, warm, over three turns, in steps of 1, 7 and 64 tokens, with a
+picture whose keys and values are half evicted, from a small pool, and about videos that texts and pictures follow. The
+last columns are 24 questions about 3 pictures at once: cached prompt tokens relative to the same questions one by one,
+which is the best possible, encoder runs, and the time of a further question about a known picture beside the first.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from typing import Any
 import torch
 
 import graftlm as gl
+from graftlm.core.text.processor import TextProcessor
 from graftlm.testing.random_vision import END, random_picture, random_vision_model, vision_families
 
 Messages = list[dict[str, Any]]
 Answer = tuple[list[int], int]
 
-COLUMNS = ("alone", "batch", "warm", "steps 1", "steps 7", "steps 64", "turns", "mixed", "video")
+COLUMNS = ("alone", "batch", "warm", "turns", "steps 1", "steps 7", "steps 64", "evicted", "mixed", "video")
+
+_EVICTIONS = 6
+"""Evictions of as many lengths at most, some of which end within the picture."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -66,32 +71,52 @@ class _Family:
         return gl.Runtime(self.model, tokenizer=self.processor, device=self.device, seed=0, **options)
 
     def row(self) -> list[str]:
-        a, b = self.a, self.b
-        prompts = [ask("What is it?", a), ask("And its colour?", a), ask("What is it?", b), ask("Compare", a, b)]
-        prompts += [ask("Compare", b, a), ask("Twice", a, a), ask("No picture")]
+        """Return a cell for each column: equal answers of all answers."""
+        prompts, turns = self.prompts(), self.turns()
         expected = [self.own(prompt) for prompt in prompts]
-        turns = self.turns()
-        mixed, expected_mixed = self.mixed()
-        video = self.video()
         cells: list[str] = []
         with self.runtime() as runtime:
             cells.append(_same([_answer(runtime, [p])[0] for p in prompts], expected))
             runtime.clear_cache()
             cells.append(_same(_answer(runtime, prompts), expected))
             cells.append(_same(_answer(runtime, prompts), expected))
-            counts = [_answer(runtime, [prompt])[0] == answer for prompt, answer in turns]
-            of_video = (
-                "-" if video is None else _same([_answer(runtime, [p], 6)[0] for p, _ in video], [x for _, x in video])
-            )
+            cells.append(_same([_answer(runtime, [prompt])[0] for prompt, _ in turns], [answer for _, answer in turns]))
+            video = self.video()
+            videos = [_answer(runtime, [prompt], 6)[0] for prompt, _ in video]
         for step in (1, 7, 64):
             with self.runtime(max_step_tokens=step) as runtime:
                 cells.append(_same([_answer(runtime, [p])[0] for p in prompts[1:5]], expected[1:5]))
-        cells.append(f"{sum(counts)}/{len(counts)}")
-        with self.runtime(
-            max_model_len=512, max_batch=4, max_step_tokens=48, cache=gl.CacheConfig(max_tokens=512)
-        ) as r:
-            cells.append(_same(_answer(r, mixed, 5), expected_mixed))
-        return [*cells, of_video, *self.reuse()]
+        cells.append(self.evicted())
+        mixed, expected_mixed = self.mixed()
+        small = gl.CacheConfig(max_tokens=512)
+        with self.runtime(max_model_len=512, max_batch=4, max_step_tokens=48, cache=small) as runtime:
+            cells.append(_same(_answer(runtime, mixed, 5), expected_mixed))
+        cells.append(_same(videos, [answer for _, answer in video]) if video else "-")
+        return [*cells, *self.reuse()]
+
+    def prompts(self) -> list[Messages]:
+        a, b = self.a, self.b
+        prompts = [ask("What is it?", a), ask("And its colour?", a), ask("What is it?", b), ask("Compare", a, b)]
+        return [*prompts, ask("Compare", b, a), ask("Twice", a, a), ask("No picture")]
+
+    def evicted(self) -> str:
+        """Ask again about a picture after texts of several lengths have evicted the end of its keys and values."""
+        picture = random_picture(30, 240, 180)
+        questions = [ask(text, picture) for text in ("What is it?", "And now?")]
+        expected = [self.own(question) for question in questions]
+        size = max(count for _, count in expected) + 64
+        found, within = [], 0
+        with self.runtime(cache=gl.CacheConfig(max_tokens=size), max_model_len=size) as runtime:
+            spans = TextProcessor(runtime.tokenizer).encode(questions[0]).spans
+            first, last = spans[0].start, spans[-1].stop
+            for length in range(size - last, size - first, -(-(last - first) // _EVICTIONS)):
+                runtime.clear_cache()
+                found += _answer(runtime, [questions[0]])
+                runtime.generate([1] * length, max_tokens=1, temperature=0)
+                done = runtime.generate(questions[1], max_tokens=8, temperature=0)
+                found.append((_before_end(done.token_ids), done.usage.prompt_tokens))
+                within += first < done.usage.cached_tokens < last
+        return _same(found, expected * (len(found) // 2)) + ("" if within else " never within")
 
     def own(self, messages: Messages, max_tokens: int = 8) -> Answer:
         """Return the tokens that transformers generates, and the number of the prompt's tokens."""
@@ -137,14 +162,18 @@ class _Family:
         ]
         return prompts, [self.own(prompt, 5) for prompt in prompts]
 
-    def video(self) -> list[tuple[Messages, Answer]] | None:
-        """Return questions about a video, then with text and a picture; None if the family reads none here."""
+    def video(self) -> list[tuple[Messages, Answer]]:
+        """Return questions about a video, then with text and a picture; none if the family reads none here."""
         if getattr(self.processor, "video_processor", None) is None or self.family == "smolvlm":
-            return None
+            return []
         import numpy as np
 
         frames = np.stack([np.asarray(random_picture(100 + i, 84, 56)) for i in range(8)])
-        prompts = [ask("What happens?", frames, kind="video"), ask("And then?", frames, kind="video")]
+        asked = ask("What happens?", frames, kind="video")
+        prompts = [asked, ask("And then?", frames, kind="video")]
+        mores = [_text("What else?")], [{"type": "image", "image": self.a}, _text("Is this in it?")]
+        answered = [*asked, {"role": "assistant", "content": "A"}]
+        prompts += [[*answered, {"role": "user", "content": more}] for more in mores]
         return [(prompt, self.own(prompt, 6)) for prompt in prompts]
 
     def reuse(self) -> list[str]:
