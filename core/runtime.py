@@ -8,8 +8,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -336,14 +337,13 @@ class Runtime:
     ) -> CacheReport | Suggestion:
         """Say how much of a request's prompt was cached, and where and why it left the cache.
 
-        A list of prompts (texts or messages): where they stop sharing, and the order of their paragraphs that shares
-        more. sources: Python files in which to look for the line to change.
+        A list of prompts (texts, messages, or requests of `record`): where they stop sharing, and the order of their
+        paragraphs that shares more. sources: Python files in which to look for the line to change.
         """
         if not isinstance(completion, Completion):
-            from graftlm.core.program.compiler.sharing import encoder, messages_of, suggest
+            from graftlm.core.program.compiler.recording import explain
 
-            prompts = [messages_of(prompt) for prompt in completion]
-            return suggest(prompts, encoder(self.processor), [Path(source) for source in sources])
+            return explain(self, completion, [Path(source) for source in sources])
         usage, miss = completion.usage, completion.miss
         counts = usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens
         hints = [] if miss is None else miss.hints
@@ -352,6 +352,18 @@ class Runtime:
         shown = self._shown
         texts = shown(miss.shared_tail), shown(miss.cached_next), shown(miss.prompt_next)
         return CacheReport(*counts, *texts, hints=hints)
+
+    @contextmanager
+    def record(self) -> Generator[list[Request]]:
+        """Record the requests that are submitted inside the block, by any framework, for `explain`."""
+        from graftlm.core.program.compiler.recording import recorded
+
+        requests: list[Request] = []
+        with recorded(self) as found:
+            try:
+                yield requests
+            finally:
+                requests.extend(request for _, request in found)
 
     def _shown(self, ids: Sequence[int]) -> str:
         """The text of a prompt's ids; those of a picture, or of several, as "<picture>"."""

@@ -178,7 +178,7 @@ def ab(
 
 
 def _print_suggestion(pipeline: Path, model: str, framework: str | None, as_json: bool) -> None:
-    from graftlm.ab.suggest import suggest_for
+    from graftlm.ab.pipeline import suggest_for
 
     found = suggest_for(pipeline, model, framework)
     print_json(asdict(found)) if as_json else print(found)

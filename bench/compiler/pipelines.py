@@ -1,4 +1,4 @@
-"""A DSPy program and a LlamaIndex query engine in an unlucky order, as suggested and applied: hit rate and time."""
+"""Pipelines in an unlucky order, as suggested and, for DSPy and LlamaIndex, applied: hit rate and time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 import graftlm as gl
 from bench.harness import Options, Row
-from graftlm.ab.suggest import suggest_for
+from graftlm.ab.pipeline import suggest_for
 from graftlm.adapters.dspy import GraftAdapter, GraftLM
 from graftlm.adapters.llama_index import GraftLLM, RepeatingOrder
 
@@ -109,16 +109,44 @@ def run(llm, inputs):
     nodes = [NodeWithScore(node=TextNode(text=fact), score=1.0) for fact in FACTS]
     return [str(made.synthesize(question, nodes)) for question in inputs]
 """,
+    "LangChain": """
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from bench.compiler.pipelines import EXAMPLES, RULES, questions
+PROMPT = ChatPromptTemplate.from_messages([
+    ("system", "It is {number} o'clock.\\n\\n" + RULES),
+    ("human", "{question}\\n\\n" + EXAMPLES + "\\n\\nAnswer:"),
+])
+def inputs():
+    return [{"number": i, "question": question} for i, question in enumerate(questions(8))]
+def run(llm, inputs):
+    return (PROMPT | llm | StrOutputParser()).batch(inputs)
+""",
+    "Guidance": """
+from guidance import gen
+from bench.compiler.pipelines import EXAMPLES, RULES, questions
+def inputs():
+    return questions(8)
+def run(llm, inputs):
+    found = []
+    for question in inputs:
+        lm = llm + f"Task: {question}\\n\\n{RULES}\\n\\n{EXAMPLES}\\n\\nAnswer:"
+        lm += gen("answer", max_tokens=4, stop="\\n")
+        lm += "\\nReason:" + gen("reason", max_tokens=4)
+        found.append(lm["answer"])
+    return found
+""",
 }
+MARKS = {"DSPy": "question:", "LlamaIndex": "TEMPLATE", "LangChain": "It is {number}", "Guidance": "Task:"}
 
 
 def suggestions() -> Iterator[Row]:
-    """Yield what `graftlm ab --suggest` finds in the two pipelines without help."""
+    """Yield the line and the hit rate that `graftlm ab --suggest` finds in a pipeline of each framework."""
     for name, source in SOURCES.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "pipeline.py"
             path.write_text(source)
             found = suggest_for(path, "sprout")
-        line = found.stop is not None and ("question:" in found.stop.place or "TEMPLATE" in found.stop.place)
+        line = found.stop is not None and MARKS[name] in found.stop.place
         yield Row("pipelines", f"{name}: the suggestion names the line", float(line), "of 1", floor=1)
         yield Row("pipelines", f"{name}: expected hit rate", found.after * 100, "%", found.before * 100, floor=70)

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from graftlm.ab.engines.frameworks import FRAMEWORKS, MAX_TOKENS, framework_of, named_engines
 from graftlm.ab.measure.failures import CaughtErrors
 from graftlm.ab.script import Script
 from graftlm.core.errors import ConfigError
 from graftlm.text_files import read_text
+
+if TYPE_CHECKING:
+    from graftlm.core.program.compiler.sharing import Suggestion
 
 DATA = ("inputs", "warm_up", "right")
 NOT_ENGINES = {"run", *DATA}
@@ -153,6 +156,30 @@ class Pipeline:
                     "still to come; return what it gives, as ''.join(stream) or await it"
                 )
         return list(answers)
+
+
+def suggest_for(path: Path, model: str, framework: str | None = None) -> Suggestion:
+    """Run a pipeline once on GraftLM and return what another order of its prompts' blocks would bring.
+
+    Raises: ConfigError if the pipeline makes fewer than two calls of text.
+    """
+    from graftlm.core.program.compiler.recording import explain, recorded
+    from graftlm.core.runtime import Runtime
+
+    pipeline = Pipeline.load(path, framework)
+    llm = pipeline.engine("graftlm").open(model)
+    with recorded(Runtime) as requests:
+        pipeline.answer(llm, [*pipeline.inputs])
+    asked = [(runtime, request) for runtime, request in requests if request.score_ids is None]
+    if len(asked) < 2:
+        raise ConfigError(f"pipeline {str(path)!r} made {len(asked)} model calls; give it at least two inputs")
+    runtime = asked[0][0]
+    return explain(runtime, [request for _, request in asked], [path, *_beside(path)])
+
+
+def _beside(path: Path) -> list[Path]:
+    """Return the other Python files of the pipeline's folder, which it may import."""
+    return sorted(other for other in path.resolve().parent.glob("*.py") if other.resolve() != path.resolve())
 
 
 Run = Callable[[Any, Sequence[Any]], list[Any]]

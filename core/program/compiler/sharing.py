@@ -11,7 +11,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,8 @@ class Suggestion:
     stop           where sharing stops; None if nothing varies, or everything does
     saved_tokens   prompt tokens that need not be computed, over all prompts
     seconds        to compute these tokens, at the rate of the measured prompts; None if no rate is known
+    others         the same for prompts of other templates
+    num_continued  prompts that continue an earlier one, which are left out
     """
 
     num_prompts: int
@@ -130,8 +132,24 @@ class Suggestion:
     saved_tokens: int
     diff: str
     seconds: float | None = None
+    others: tuple[Suggestion, ...] = ()
+    num_continued: int = 0
+
+    def timed(self, rate: float) -> Suggestion:
+        """Return the suggestion with its seconds, at `rate` computed prompt tokens per second."""
+        others = tuple(one.timed(rate) for one in self.others)
+        return replace(self, seconds=self.saved_tokens / rate, others=others)
 
     def __str__(self) -> str:
+        texts = [self._text, *(one._text for one in self.others)]
+        if self.others:
+            texts = [f"template {i} of {len(texts)}: {text}" for i, text in enumerate(texts, 1)]
+        if self.num_continued:
+            texts.append(f"{self.num_continued} prompts continue an earlier one and were left out")
+        return "\n".join(texts)
+
+    @property
+    def _text(self) -> str:
         lines = [f"{self.num_prompts} prompts share {self.before:.0%} of their tokens"]
         if self.stop is None or self.saved_tokens <= 0:
             return lines[0] + "; no other order of their blocks shares more"
@@ -150,28 +168,75 @@ class Suggestion:
 Encode = Callable[[Sequence[tuple[str, str]]], np.ndarray]
 """Token ids of a prompt of (role, content) messages; role "" is plain text."""
 
+SAME_TEMPLATE = 1 / 4
+"""Share of the shorter prompt's text in common blocks from which on two prompts count as made from one template."""
+
 
 def suggest(
     prompts: Sequence[Sequence[Message]], encode: Encode, sources: Iterable[Path] = (), rate: float | None = None
 ) -> Suggestion:
     """Find where prompts stop sharing, and the order of blocks that shares more.
 
-    Within each message constant blocks come first. Varying blocks of an earlier message that constant ones follow
-    move to the start of the last message's varying blocks. A constant block at the end of a prompt stays there.
+    Prompts that continue an earlier one, such as the next turn of a chat, are left out. Prompts of several templates,
+    which have hardly a block in common, are compared by template: the result is that of the template which saves most,
+    with those of the others in `others`.
 
     rate  computed prompt tokens per second, for the seconds
     Raises: ConfigError for fewer than two prompts.
     """
     if len(prompts) < 2:
         raise ConfigError(f"{len(prompts)} prompts show no sharing; give at least two")
+    ids = [encode(_texts(prompt)) for prompt in prompts]
+    first = _without_continuations(ids)
+    groups = [group for group in _templates([prompts[i] for i in first]) if len(group) > 1]
+    chosen = [[first[i] for i in group] for group in groups] or [first]
+    paths = [*sources]
+    found = [_suggest([prompts[i] for i in group], [ids[i] for i in group], encode, paths) for group in chosen]
+    best, *others = sorted(found, key=lambda one: -one.saved_tokens)
+    best = replace(best, others=tuple(others), num_continued=len(prompts) - len(first))
+    return best if rate is None else best.timed(rate)
+
+
+def _suggest(
+    prompts: Sequence[Sequence[Message]], old: Sequence[np.ndarray], encode: Encode, sources: Sequence[Path]
+) -> Suggestion:
+    """Suggest an order for the prompts of one template.
+
+    Within each message constant blocks come first. Varying blocks of an earlier message that constant ones follow
+    move to the start of the last message's varying blocks. A constant block at the end of a prompt stays there.
+    """
     counts = Counter(block for prompt in prompts for block in {b for _, blocks in prompt for b in blocks})
     moved = [_moved(prompt, counts, len(prompts)) for prompt in prompts]
-    old, new = ([encode([(r, t) for r, t in one]) for one in texts] for texts in (map(_texts, prompts), moved))
+    new = [encode(one) for one in moved]
     before, after = hit_rate(old), hit_rate(new)
     saved = round(after * sum(map(len, new)) - before * sum(map(len, old)))
     stop = _stop(prompts, counts, old, sources)
-    seconds = saved / rate if rate else None
-    return Suggestion(len(prompts), before, after, stop, saved, _diff(_texts(prompts[-1]), moved[-1]), seconds)
+    return Suggestion(len(prompts), before, after, stop, saved, _diff(_texts(prompts[-1]), moved[-1]))
+
+
+def _without_continuations(ids: Sequence[np.ndarray]) -> list[int]:
+    """Return the indices of the prompts that do not begin with the whole of an earlier, shorter one."""
+    found: list[int] = []
+    for i, one in enumerate(ids):
+        shorter = (ids[j] for j in found if len(ids[j]) < len(one))
+        if not any(common_length(other, one) == len(other) for other in shorter):
+            found.append(i)
+    return found
+
+
+def _templates(prompts: Sequence[Sequence[Message]]) -> list[list[int]]:
+    """Return the indices of the prompts by template: prompts that have much of their text in common blocks."""
+    blocks = [{(role, block) for role, texts in prompt for block in texts} for prompt in prompts]
+    sizes = [sum(len(block) for _, block in one) for one in blocks]
+    groups: list[list[int]] = []
+    for i, mine in enumerate(blocks):
+        near = [
+            group
+            for group in groups
+            if any(sum(len(b) for _, b in mine & blocks[j]) > SAME_TEMPLATE * min(sizes[i], sizes[j]) for j in group)
+        ]
+        groups = [group for group in groups if group not in near] + [sorted([i, *(j for one in near for j in one)])]
+    return sorted(groups)
 
 
 def _texts(prompt: Sequence[Message]) -> list[tuple[str, str]]:

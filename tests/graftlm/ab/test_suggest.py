@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.ab.suggest import suggest_for
+from graftlm.ab.pipeline import suggest_for
 from graftlm.core.errors import ConfigError
 
 SOURCE = """

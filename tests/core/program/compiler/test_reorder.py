@@ -127,6 +127,21 @@ def test_a_varying_block_of_the_system_message_moves_behind_the_examples(tmp_pat
         suggest(prompts[:1], encode)
 
 
+def test_each_template_gets_its_suggestion_and_continued_prompts_are_left_out() -> None:
+    with ScriptedModel(lambda prompt: "yes").runtime() as engine:
+        with engine.record() as asked:
+            for name in ("Ana", "Ben", "Cleo"):
+                first = f"Of {name}.\n\n{RULES}\nAnswer:"
+                engine.generate([first, f"Now {name} again?\n\nWrite a long and careful text about it.\n\nText:"])
+                engine.generate(first + " yes\nWhy?")
+        found = engine.explain(asked)
+        again = engine.explain([request.prompt for request in asked])
+    assert len(asked) == 9 and found.num_continued == 3
+    assert [one.num_prompts for one in (found, *found.others)] == [3, 3]
+    assert all(one.after > one.before + 0.3 and one.seconds for one in (found, *found.others))
+    assert "template 2 of 2: 3 prompts" in str(found) and again.saved_tokens == found.saved_tokens
+
+
 def test_references_hit_rates_and_lines() -> None:
     assert reference_in("see the second document") == "second document"
     assert reference_in("Answer the first question.") is None
