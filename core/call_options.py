@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from graftlm.core.answer_format import schema_of_format
 from graftlm.core.chat.messages import Message
-from graftlm.core.chat.thinking import ThinkingFormat
+from graftlm.core.chat.thinking import learn_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tools import Tool, named_apart
@@ -146,7 +146,7 @@ def with_thinking(runtime: Any, request: Request, options: Mapping[str, Any] | N
         fields = {**request.tool_fields, "chat_template_kwargs": dict(options)} if options else request.tool_fields
         return replace(request, tool_fields=fields)
     tokenizer = runtime.tokenizer
-    thinking = ThinkingFormat.learn(tokenizer, options) if tokenizer.has_chat_template else None
+    thinking = learn_thinking(tokenizer, options) if tokenizer.has_chat_template else None
     if not options:
         return request if thinking is None else replace(request, thinking=thinking)
     text = tokenizer.render(request.prompt, request.tools, options=options)

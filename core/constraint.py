@@ -51,14 +51,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_new_locks)
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The grammar vocabulary of a tokenizer, built once."""
+def vocabulary_of(tokenizer: Tokenizer, markers: tuple[str, ...] = ()) -> Vocabulary:
+    """The grammar vocabulary of a tokenizer, built once.
+
+    markers  names of special tokens that the grammar requires
+    """
     from graftlm.core.grammar.vocabulary import Vocabulary
 
+    key = (Vocabulary, markers) if markers else Vocabulary
     with _lock:
-        vocabulary: Vocabulary | None = tokenizer.derived.get(Vocabulary)
+        vocabulary: Vocabulary | None = tokenizer.derived.get(key)
         if vocabulary is None:
-            vocabulary = tokenizer.derived[Vocabulary] = Vocabulary.from_tokenizer(tokenizer)
+            vocabulary = tokenizer.derived[key] = Vocabulary.from_tokenizer(tokenizer, markers=markers)
         return vocabulary
 
 
@@ -154,7 +158,7 @@ def compile_constraint(
             f"constraint is {reprlib.repr(spec)}; give gl.Regex, gl.Choices, gl.JsonSchema, gl.Lark, a compiled "
             "Grammar or an object whose matcher() makes the matcher of one sequence"
         )
-    vocabulary = vocabulary_of(tokenizer)
+    vocabulary = vocabulary_of(tokenizer, spec.markers if isinstance(spec, Composite) else ())
     options: dict[str, Any] = {"engine": engine, "on_unsupported": sampling.on_unsupported}
     if isinstance(spec, JsonSchema):
         written = sampling.whitespace
@@ -174,12 +178,13 @@ def constraint_behind_thinking(request: Request, tokenizer: Tokenizer, engine: s
 
     A model that does not think in this request, or whose markers are no single tokens, has its plain constraint.
     """
-    from graftlm.core.chat.thinking_matcher import ThinkingRule, behind_thinking
+    from graftlm.core.chat.thinking_matcher import behind_thinking
 
     assert request.thinking is not None
     sampling = request.sampling
     grammar = compile_constraint(sampling, tokenizer, engine, prompt=request.prompt) if sampling.constrained else None
-    rule = ThinkingRule.of(request.thinking, tokenizer, request.thinking_budget)
+    has_header = getattr(sampling.constraint, "has_header", False)
+    rule = request.thinking.rule(tokenizer, request.thinking_budget, has_header=has_header)
     return grammar if rule is None else behind_thinking(rule, grammar)
 
 

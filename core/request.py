@@ -16,7 +16,7 @@ from graftlm.core.errors import ConfigError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from graftlm.core.chat.thinking import ThinkingFormat
+    from graftlm.core.chat.thinking import Thinking
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.metrics import PrefixMiss
     from graftlm.core.prompt_input import PromptInput
@@ -29,12 +29,13 @@ _submission_ids = itertools.count(1)
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one request. `forced_tokens` are part of `completion_tokens`."""
+    """Token counts of one request. `forced_tokens` and `reasoning_tokens` are parts of `completion_tokens`."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     forced_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -46,6 +47,7 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
             self.completion_tokens + other.completion_tokens,
             self.forced_tokens + other.forced_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
 
@@ -133,6 +135,8 @@ class Completion:
     tool_calls: tuple[Mapping[str, Any], ...] | None = None
     """The tool calls that an endpoint reported, in the form of the OpenAI API, their arguments as they came; None for
     a model in this process, which writes calls in its text."""
+    thinking: str | None = None
+    """The thinking that an endpoint reported beside the text; None for a model in this process, whose text has it."""
     text_complete: bool = True
     """False when `max_tokens` cut the text inside its constraint."""
     checked: bool = False
@@ -164,6 +168,8 @@ class Chunk:
     name: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] | None = None
     """As in `Completion`, with the last chunk; () in the chunks before it."""
+    thinking: str | None = None
+    """A piece of the thinking that an endpoint reports beside the text; None for a model in this process."""
 
 
 @dataclass(eq=False)
@@ -214,7 +220,7 @@ class Request:
     pin        keep the prompt's KV from eviction afterwards, until `Engine.unpin(completion.pin)`.
     tools      functions that the model may call, in the form of the OpenAI API;  tool_fields: what an endpoint is told
                beside them, such as tool_choice.
-    thinking   the markers of the model's thinking: a constraint begins behind it. None: at the first token.
+    thinking   how the model writes its thinking: a constraint begins behind it. None: at the first token.
     thinking_budget  limit of thinking tokens; the end marker is then forced. None for no limit.
     begun      the delivered part of each of the n answers, which the engine continues; () for a new request.
     """
@@ -232,10 +238,16 @@ class Request:
     pin: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_fields: dict[str, Any] = field(default_factory=dict)
-    thinking: ThinkingFormat | None = None
+    thinking: Thinking | None = None
     thinking_budget: int | None = None
     begun: tuple[Begun, ...] = ()
     id: int = field(default_factory=lambda: next(_request_ids))
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """The names of special tokens that the text shows, because its thinking or its calls are read off them."""
+        special = () if self.thinking is None else self.thinking.special
+        return frozenset((*special, *getattr(self.sampling.constraint, "markers", ())))
 
 
 @dataclass(eq=False)

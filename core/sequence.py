@@ -297,5 +297,6 @@ class SequenceGroup:
             first.usage.cached_tokens,
             sum(c.usage.completion_tokens for c in ordered),
             sum(c.usage.forced_tokens for c in ordered),
+            sum(c.usage.reasoning_tokens for c in ordered),
         )
         return replace(first, usage=usage, completions=ordered)

@@ -33,3 +33,9 @@ def graftlm_register_attention(register: Register) -> None:
 @hookimpl
 def graftlm_register_models(register: Register) -> None:
     register("hf", "graftlm.core.model.load:load_model", "any Hugging Face decoder")
+
+
+@hookimpl
+def graftlm_register_thinking(register: Register) -> None:
+    register("markers", "graftlm.core.chat.thinking:learn_markers", "one thought between markers, then the answer")
+    register("channels", "graftlm.core.chat.harmony:learn_channels", "messages in channels, as GPT-OSS writes them")

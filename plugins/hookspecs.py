@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from graftlm.core.request import Completion, Request
 
 Factory = Callable[..., Any]
-Kind = Literal["engines", "grammars", "attention", "models"]
+Kind = Literal["engines", "grammars", "attention", "models", "thinking"]
 
 CALLS: Mapping[Kind, str] = {
     "engines": "model, config, *, tokenizer, wake",
     "grammars": "spec, vocabulary, options",
     "attention": "store",
     "models": "model, config, tokenizer",
+    "thinking": "tokenizer, options",
 }
 """Arguments of a factory of each kind; keyword arguments follow the asterisk."""
 
@@ -79,6 +80,17 @@ def graftlm_register_models(register: Register) -> None:
     """Register model loaders, chosen by `Runtime(loader=...)`.
 
     factory(model, config, tokenizer) -> graftlm.core.loaded_model.LoadedModel
+    """
+
+
+@hookspec
+def graftlm_register_thinking(register: Register) -> None:
+    """Register families of models that think, which tell the thinking of an answer from its content.
+
+    factory(tokenizer, options) -> graftlm.core.chat.thinking.Thinking
+
+    Called once for each tokenizer and arguments of its chat template (`options`); returns None if the model is of
+    another family. Families of plugins are asked before the built-in ones.
     """
 
 

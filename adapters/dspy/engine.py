@@ -27,7 +27,7 @@ from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.adapters.dspy.sharing import shared
 from graftlm.core.call_options import ToolRequest, tool_request
-from graftlm.core.chat.thinking import ThinkingFormat, split_thinking
+from graftlm.core.chat.thinking import Thinking, learn_thinking, split_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import parse_completion
 from graftlm.core.chat.tools import Tool
@@ -63,7 +63,7 @@ class _Call:
     judged: bool = False
     listed: ToolRequest | None = None
     reply: Reply | None = None
-    thinking: ThinkingFormat | None = None
+    thinking: Thinking | None = None
     thinking_budget: int | None = None
 
     def request(self, *, stream: bool = False) -> Request:
@@ -180,11 +180,11 @@ class _EngineBase:
         budget = reasoning.thinking_budget if reasoning is not None else None
         return _Call(request.model, prompt, sampling, key, form, pieces, judged, listed, reply, thinking, budget)
 
-    def _thinking(self, request: lm15.Request) -> ThinkingFormat | None:
+    def _thinking(self, request: lm15.Request) -> Thinking | None:
         """Return the markers of the model's thinking. Raises for `reasoning` of a model that has none."""
         options, found = wire.template_options(request), None
         if self.runtime.endpoint is None and self.runtime.tokenizer.has_chat_template:
-            found = ThinkingFormat.learn(self.runtime.tokenizer, options)
+            found = learn_thinking(self.runtime.tokenizer, options)
         if found is None and options.get("enable_thinking"):
             message = "reasoning needs a model whose chat template has markers of thinking; leave it out"
             raise wire.unsupported(message, "reasoning")

@@ -12,7 +12,7 @@ from typing import Any
 from dspy import lm15
 from graftlm.core import errors
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
-from graftlm.core.chat.thinking import ThinkingFormat
+from graftlm.core.chat.thinking import Thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import AnswerReader, ParsedAnswer
 from graftlm.core.chat.tools import Tool
@@ -270,6 +270,7 @@ def usage(native: Usage) -> lm15.Usage:
         output_tokens=native.completion_tokens,
         total_tokens=native.total_tokens,
         cache_read_tokens=native.cached_tokens,
+        reasoning_tokens=native.reasoning_tokens,
     )
 
 
@@ -304,7 +305,7 @@ def split_at_headers(text: str) -> list[str]:
 class Events:
     """The stream events of one answer; tool calls are separated from text."""
 
-    def __init__(self, model: str, form: ToolFormat | None, thinking: ThinkingFormat | None = None) -> None:
+    def __init__(self, model: str, form: ToolFormat | None, thinking: Thinking | None = None) -> None:
         self._model = model
         self._reader = AnswerReader(form, thinking)
 

@@ -114,12 +114,15 @@ def _parts(block: Any, index: int) -> list[ContentPart]:
 
 def usage_metadata(usage: Usage) -> UsageMetadata:
     """Return token counts in LangChain's form; `cache_read` counts the prompt tokens from the radix tree."""
-    return UsageMetadata(
+    metadata = UsageMetadata(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         input_token_details={"cache_read": usage.cached_tokens},
     )
+    if usage.reasoning_tokens:
+        metadata["output_token_details"] = {"reasoning": usage.reasoning_tokens}
+    return metadata
 
 
 def logprobs_content(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
-from graftlm.core.chat.thinking import ThinkingFormat, split_thinking
+from graftlm.core.chat.thinking import Thinking, split_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import AnswerReader, InvalidCall, ParsedAnswer, parse_completion
 from graftlm.core.errors import ConfigError
@@ -126,7 +126,10 @@ def raw_response(model_name: str, finish_reason: str | None, usage: Usage | None
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.total_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "completion_tokens_details": {"forced_tokens": usage.forced_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": usage.reasoning_tokens,
+                "forced_tokens": usage.forced_tokens,
+            },
         }
     return raw
 
@@ -180,7 +183,7 @@ def _written(arguments: Any) -> str:
 
 
 def chat_response(
-    model_name: str, completion: Completion, form: ToolFormat | None, thinking: ThinkingFormat | None = None
+    model_name: str, completion: Completion, form: ToolFormat | None, thinking: Thinking | None = None
 ) -> ChatResponse:
     text = parse_completion(form, completion, thinking)
     reason = "tool_calls" if text.calls else completion.finish_reason
@@ -193,7 +196,7 @@ def chat_response(
 
 
 def completion_response(
-    model_name: str, completion: Completion, thinking: ThinkingFormat | None = None
+    model_name: str, completion: Completion, thinking: Thinking | None = None
 ) -> CompletionResponse:
     """Return a completion without its thinking, for which LlamaIndex's completions have no place."""
     return CompletionResponse(
@@ -207,7 +210,7 @@ def completion_response(
 class ChatReader:
     """A converter of chunks to ChatResponses, each with the text so far and the new part in `delta`."""
 
-    def __init__(self, model_name: str, form: ToolFormat | None, thinking: ThinkingFormat | None = None) -> None:
+    def __init__(self, model_name: str, form: ToolFormat | None, thinking: Thinking | None = None) -> None:
         self._model_name = model_name
         self._reader = AnswerReader(form, thinking)
         self._content = self._thought = ""
@@ -230,7 +233,7 @@ class ChatReader:
 class CompletionReader:
     """A converter of chunks to CompletionResponses, each with the text so far and the new part in `delta`."""
 
-    def __init__(self, model_name: str, thinking: ThinkingFormat | None = None) -> None:
+    def __init__(self, model_name: str, thinking: Thinking | None = None) -> None:
         self._model_name = model_name
         self._reader = AnswerReader(None, thinking)
         self._text = ""

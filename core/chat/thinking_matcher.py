@@ -6,49 +6,42 @@ allowed, so a step costs one filled mask row; behind the end marker every call g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from graftlm.core.chat.thinking import ThinkingFormat
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import MaskRow, Matcher
-    from graftlm.core.text.tokenizer import Tokenizer
 
-Phase = Literal["before", "inside", "closing", "behind"]
+Phase = Literal["before", "opening", "inside", "closing", "behind"]
 
 
 @dataclass(frozen=True)
 class ThinkingRule:
     """The tokens of one model's thinking.
 
-    begin      id of the begin marker, which the model may write; None if the prompt ends inside the thinking
+    opening    ids that begin a thought, which the model may write; () if the prompt ends inside the thinking
     end        id of the end marker
-    separator  ids of the whitespace between the end marker and the content
+    separator  ids between the end marker and the content's header
     eos        ids that end a sequence
     budget     limit of thinking tokens; None for no limit
+    header     ids that precede the content, with a thought or without; () if there are none, or the constraint has them
     """
 
-    begin: int | None
+    opening: tuple[int, ...]
     end: int
     separator: tuple[int, ...]
     eos: tuple[int, ...]
     budget: int | None = None
+    header: tuple[int, ...] = ()
 
-    @classmethod
-    def of(cls, form: ThinkingFormat, tokenizer: Tokenizer, budget: int | None = None) -> ThinkingRule | None:
-        """Return the rule of a request.
-
-        None if its answer begins behind the thinking, or if a marker is no single token: such a model thinks without a
-        constraint only.
-        """
-        begin, end = tokenizer.encode_continuation(form.begin), tokenizer.encode_continuation(form.end)
-        if form.starts == "after" or len(end) != 1 or (form.starts == "before" and len(begin) != 1):
-            return None
-        separator = tuple(tokenizer.encode_continuation(form.separator))
-        return cls(begin[0] if form.starts == "before" else None, end[0], separator, tokenizer.eos_token_ids, budget)
+    @property
+    def closing(self) -> tuple[int, ...]:
+        """The ids between the end marker and the content."""
+        return self.separator + self.header
 
 
 class ThinkingGrammar:
@@ -91,21 +84,32 @@ def behind_thinking(rule: ThinkingRule, grammar: Future[Grammar] | None) -> Futu
 
 
 class _Position(NamedTuple):
-    """A position in the thinking: its phase, tokens inside it, and tokens of the separator behind it."""
+    """A position in the thinking.
+
+    num_opened   tokens of the opening before it
+    num_inside   tokens of the thought
+    num_closing  tokens of `ThinkingRule.closing` behind the thought
+    num_inner    tokens that the constraint's own matcher has consumed
+    """
 
     phase: Phase
+    num_opened: int = 0
     num_inside: int = 0
     num_closing: int = 0
+    num_inner: int = 0
 
 
 class ThinkingMatcher:
-    """The state of one sequence: before, inside or behind its thinking. Implements `Matcher`."""
+    """The state of one sequence: before, inside or behind its thinking. Implements `Matcher`.
+
+    While the tokens so far begin both the opening and the content, the phase is "before", and the constraint's own
+    matcher has consumed none of them.
+    """
 
     def __init__(self, rule: ThinkingRule, inner: Matcher | None) -> None:
         self._rule = rule
         self._inner = inner
-        self._positions = [_Position("inside" if rule.begin is None else "before")]  # one more than consumed tokens
-        self._num_inner = 0
+        self._positions = [_Position("before" if rule.opening else "inside")]  # one more than consumed tokens
 
     @property
     def goes_back(self) -> bool:
@@ -122,20 +126,24 @@ class ThinkingMatcher:
         budget = self._rule.budget
         return budget is not None and self._at.num_inside >= budget
 
+    @property
+    def _may_open(self) -> bool:
+        """True if a thought may begin: a budget of 0 forbids it, where an answer can do without."""
+        return self._rule.budget != 0
+
     def fill_mask(self, row: MaskRow) -> bool:
         rule, at = self._rule, self._at
-        if at.phase == "behind":
-            return self._inner is not None and self._inner.fill_mask(row)
-        if at.phase == "before":
-            if self._inner is None or not self._inner.fill_mask(row):
-                return False
-            if rule.begin is not None and rule.budget != 0:
-                _set(row, rule.begin)
-            return True
-        if at.phase == "closing" or self._spent:
-            row.fill(0)
-            _set(row, rule.separator[at.num_closing] if at.phase == "closing" else rule.end)
-            return True
+        match at.phase:
+            case "behind":
+                return self._inner is not None and self._inner.fill_mask(row)
+            case "before":
+                return self._fill_before(row, at.num_opened)
+            case "opening":
+                return _only(row, rule.opening[at.num_opened])
+            case "closing":
+                return _only(row, rule.closing[at.num_closing])
+        if self._spent:
+            return _only(row, rule.end)
         if self._inner is None:
             return False
         row.fill(-1)
@@ -143,69 +151,106 @@ class ThinkingMatcher:
             row.view("uint32")[token_id // 32] &= ~(1 << (token_id % 32)) & 0xFFFFFFFF
         return True
 
+    def _fill_before(self, row: MaskRow, num_opened: int) -> bool:
+        rule, begun = self._rule, self._rule.opening[: self._at.num_opened]
+        if rule.header:
+            _only(row, rule.header[num_opened])
+        elif self._inner is None:
+            return False
+        else:
+            self._inner.advance(begun)
+            limited = self._inner.fill_mask(row)
+            self._inner.rollback(num_opened)
+            if not limited:
+                return False
+        if self._may_open:
+            _set(row, rule.opening[num_opened])
+        return True
+
     def advance(self, token_ids: Sequence[int]) -> int:
         for count, token_id in enumerate(token_ids):
-            if self._at.phase == "behind" and self._inner is not None:
+            at = self._at
+            if at.phase == "behind" and self._inner is not None:
                 num = self._inner.advance(token_ids[count:])
-                self._num_inner += num
+                self._positions += [at._replace(num_inner=at.num_inner + i) for i in range(1, num + 1)]
                 return count + num
-            after = self._next(token_id)
+            after = self._next(at, token_id)
             if after is None:
                 return count
             self._positions.append(after)
         return len(token_ids)
 
-    def _next(self, token_id: int) -> _Position | None:
+    def _next(self, at: _Position, token_id: int) -> _Position | None:
         """Return the position behind a token; None if it is not allowed. A constraint's own token advances it."""
-        rule, at = self._rule, self._at
+        rule = self._rule
         match at.phase:
             case "before":
-                if token_id == rule.begin and rule.budget != 0:
-                    return _Position("inside")
-                if self._inner is None:
-                    return _Position("behind")
-                if self._inner.advance([token_id]) != 1:
-                    return None
-                self._num_inner += 1
-                return _Position("behind")
+                return self._next_before(at.num_opened, token_id)
+            case "opening":
+                return self._opened(at.num_opened + 1) if token_id == rule.opening[at.num_opened] else None
             case "inside":
                 if token_id == rule.end:
-                    closes = self._inner is not None and bool(rule.separator)
+                    closes = self._inner is not None and bool(rule.closing)
                     return at._replace(phase="closing" if closes else "behind")
                 return None if self._spent else at._replace(num_inside=at.num_inside + 1)
             case "closing":
-                if token_id != rule.separator[at.num_closing]:
-                    return None
-                num = at.num_closing + 1
-                return at._replace(phase="behind" if num == len(rule.separator) else "closing", num_closing=num)
+                return self._closed(at, at.num_closing + 1) if token_id == rule.closing[at.num_closing] else None
         return at
 
+    def _next_before(self, num_opened: int, token_id: int) -> _Position | None:
+        rule, inner = self._rule, self._inner
+        begun = (*rule.opening[:num_opened], token_id)
+        opens = self._may_open and token_id == rule.opening[num_opened]
+        if rule.header:
+            answers = token_id == rule.header[num_opened]
+        elif inner is None:
+            answers = not opens
+        else:
+            num = inner.advance(begun)
+            answers = num == len(begun)
+            if opens or not answers:
+                inner.rollback(num)
+        if opens:
+            both = answers and len(begun) < len(rule.opening)
+            return _Position("before", len(begun)) if both else self._opened(len(begun))
+        if not answers:
+            return None
+        if rule.header:
+            return self._closed(_Position("closing"), len(rule.separator) + len(begun))
+        return _Position("behind", num_inner=len(begun) if inner is not None else 0)
+
+    def _opened(self, num: int) -> _Position:
+        return _Position("opening" if num < len(self._rule.opening) else "inside", num)
+
+    def _closed(self, at: _Position, num: int) -> _Position:
+        return at._replace(phase="behind" if num == len(self._rule.closing) else "closing", num_closing=num)
+
     def rollback(self, num_tokens: int) -> None:
-        # The first token of a constraint that began without thinking is counted in both parts.
-        shared = int(self._num_inner > 0 and len(self._positions) > 1 and self._positions[-2].phase == "before")
-        num_inner = min(num_tokens, self._num_inner)
-        num_before = num_tokens - num_inner + (shared if num_inner == self._num_inner and num_inner else 0)
-        if num_before >= len(self._positions):
+        if num_tokens >= len(self._positions):
             raise ValueError(f"{num_tokens} tokens cannot be undone, fewer were consumed")
-        if num_inner:
+        target = self._positions[-1 - num_tokens]
+        if num_inner := self._at.num_inner - target.num_inner:
             assert self._inner is not None
             self._inner.rollback(num_inner)
-            self._num_inner -= num_inner
-        del self._positions[len(self._positions) - num_before :]
+        del self._positions[len(self._positions) - num_tokens :]
 
     def fork(self) -> ThinkingMatcher:
         other = ThinkingMatcher(self._rule, self._inner.fork() if self._inner is not None else None)
         other._positions = list(self._positions)
-        other._num_inner = self._num_inner
         return other
 
     def forced(self, context: Sequence[int]) -> list[int]:
         at, rule = self._at, self._rule
-        if at.phase == "closing":
-            return list(rule.separator[at.num_closing :])
-        if at.phase == "inside":
-            return self._closing if self._spent else []
-        return self._inner.forced(context) if at.phase == "behind" and self._inner is not None else []
+        match at.phase:
+            case "opening":
+                return list(rule.opening[at.num_opened :])
+            case "closing":
+                return list(rule.closing[at.num_closing :])
+            case "inside":
+                return self._closing if self._spent else []
+            case "behind" if self._inner is not None:
+                return self._inner.forced(context)
+        return []
 
     def forced_bytes(self) -> bytes:
         return self._inner.forced_bytes() if self._at.phase == "behind" and self._inner is not None else b""
@@ -213,32 +258,62 @@ class ThinkingMatcher:
     @property
     def _closing(self) -> list[int]:
         """The tokens that end the thinking from inside it."""
-        return [self._rule.end, *(self._rule.separator if self._inner is not None else ())]
+        return [self._rule.end, *(self._rule.closing if self._inner is not None else ())]
 
     def _to_content(self) -> list[int]:
         """Return the tokens up to the content."""
-        if self._at.phase == "inside":
-            return self._closing
-        return list(self._rule.separator[self._at.num_closing :]) if self._at.phase == "closing" else []
+        at, rule = self._at, self._rule
+        match at.phase:
+            case "before":
+                return list(rule.header[at.num_opened :])
+            case "opening":
+                return [*rule.opening[at.num_opened :], *self._closing]
+            case "inside":
+                return self._closing
+            case "closing":
+                return list(rule.closing[at.num_closing :])
+        return []
 
     def min_tokens_to_accept(self) -> int:
-        return 0 if self._inner is None else len(self._to_content()) + self._inner.min_tokens_to_accept()
+        if self._inner is None:
+            return 0
+        with self._answering() as inner:
+            return len(self._to_content()) + inner.min_tokens_to_accept()
 
     def ending(self, context: Sequence[int]) -> list[int]:
         if self._inner is None:
             return []
         before = self._to_content()
-        return [*before, *self._inner.ending([*context, *before])]
+        with self._answering() as inner:
+            return [*before, *inner.ending([*context, *before])]
+
+    @contextmanager
+    def _answering(self) -> Iterator[Matcher]:
+        """Let the constraint's own matcher consume the tokens that begin its answer as well as a thought."""
+        inner, at = self._inner, self._at
+        assert inner is not None
+        num = at.num_opened if at.phase == "before" and not self._rule.header else 0
+        inner.advance(self._rule.opening[:num])
+        yield inner
+        inner.rollback(num)
 
     @property
     def accepting(self) -> bool:
         if self._inner is None:
             return True
-        return self._at.phase in ("before", "behind") and self._inner.accepting
+        unopened = self._at.phase == "before" and not (self._rule.header or self._at.num_opened)
+        return (unopened or self._at.phase == "behind") and self._inner.accepting
 
     @property
     def finished(self) -> bool:
         return self._at.phase == "behind" and self._inner is not None and self._inner.finished
+
+
+def _only(row: MaskRow, token_id: int) -> bool:
+    """Allow one token."""
+    row.fill(0)
+    _set(row, token_id)
+    return True
 
 
 def _set(row: MaskRow, token_id: int) -> None:

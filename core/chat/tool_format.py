@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from graftlm.core.chat.messages import Message, ToolCall
+from graftlm.core.chat.thinking import learn_thinking, special_id
 from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
+from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.vocabulary import SPECIAL
 
 if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
@@ -34,6 +37,9 @@ class ToolFormat:
     lists_tools, renders_calls, renders_results
                      whether the chat template renders the list of tools, earlier calls, and their results;
                      `prepare` writes the parts that it does not render into the messages.
+    several          whether one answer may hold several calls
+    header           the text before content that is no call; see `graftlm.core.chat.harmony`
+    special          special tokens whose names these texts may contain
     """
 
     begin: str = '<tool_call>\n{"name": "'
@@ -44,6 +50,9 @@ class ToolFormat:
     lists_tools: bool = False
     renders_calls: bool = False
     renders_results: bool = False
+    several: bool = True
+    header: str = ""
+    special: tuple[str, ...] = ()
 
     @classmethod
     def learn(cls, tokenizer: Tokenizer) -> ToolFormat:
@@ -57,6 +66,13 @@ class ToolFormat:
         """The tag that opens a call, such as "<tool_call>"; "" where a call is bare JSON."""
         found = re.match(r"\s*(<[^<>\s]+>|\[[A-Z_]+\])", self.begin)
         return found.group(1) if found else ""
+
+    def node(self, text: str) -> nodes.Node:
+        """Return the node of a text of this format, in which special tokens are required as tokens."""
+        data = text.encode()
+        for name in self.special:
+            data = data.replace(name.encode(), SPECIAL + name.encode())
+        return nodes.literal(data)
 
     def write(self, calls: Iterable[ToolCall]) -> str:
         """Return the text that the model writes to make `calls`."""
@@ -127,7 +143,12 @@ def _learn(tokenizer: Tokenizer) -> ToolFormat:
     answered = render(ask, Message("tool", _RESULT, tool_call_id=call.id, name=_NAME))
     special = [token.content for token in tokenizer.hf.added_tokens_decoder.values() if token.special]
     form = _read_off(one, two, plain.partition(_VALUE)[2], special) or ToolFormat()
-    return replace(form, lists_tools=lists_tools, renders_results=_RESULT in answered)
+    form = replace(form, lists_tools=lists_tools, renders_results=_RESULT in answered)
+    thinking = learn_thinking(tokenizer)
+    if thinking is not None:
+        form = thinking.tools(form)
+    texts, ends = form.header + form.begin + form.middle + form.end + form.separator, tokenizer.eos_token_ids
+    return replace(form, special=tuple(n for n in special if n in texts and special_id(tokenizer, n) not in ends))
 
 
 def _after(start: str, text: str) -> str:

@@ -132,13 +132,15 @@ def _constraint(
     """Return the grammar of the answer. Equal arguments give the same object, so that it is compiled once."""
     language = _Language(form, on_unsupported, bounded_numbers)
     text = _text(form) if answer is None else language.json(answer, single_spaces=False)
+    text = nodes.concat(form.node(form.header), text)
     if choice.mode == "none":
         return language.spec(text)
     call = nodes.alternation(*(language.call(tool) for tool in choice.tools))
-    calls = nodes.separated(call, nodes.literal(form.separator), 1, None if choice.parallel else 1)
+    most = None if choice.parallel and form.several else 1
+    calls = nodes.separated(call, form.node(form.separator), 1, most)
     if choice.mode == "required":
         return language.spec(calls)
-    if answer is None and form.marker:
+    if answer is None and form.marker and not form.header:
         return language.spec(nodes.concat(text, nodes.optional(calls)))
     return language.spec(nodes.alternation(text, calls))
 
@@ -161,7 +163,7 @@ class _Language:
         except GrammarError as error:
             message = f"tools: parameters of {tool.name!r}: {error}"
             raise GrammarError(message, pointer=error.pointer, position=error.position) from error
-        return nodes.concat(nodes.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, nodes.literal(form.end))
+        return nodes.concat(form.node(f"{form.begin}{tool.name}{form.middle}"), arguments, form.node(form.end))
 
     def json(self, schema: JsonSchema, name: str | None = None, *, single_spaces: bool) -> nodes.Node:
         """Return the node of the arguments of the tool `name`, or of an answer if `name` is None."""
@@ -183,7 +185,8 @@ class _Language:
 
     def spec(self, node: nodes.Node) -> Composite:
         check = partial(_complaint, self._form, self._schemas, self._unkept) if self._unkept else None
-        return Composite(node, tuple(self._rules.items()), check)
+        form = self._form
+        return Composite(node, tuple(self._rules.items()), check, form.special, has_header=bool(form.header))
 
 
 def _arguments(tool: Tool) -> JsonSchema:
@@ -217,6 +220,8 @@ def _complaint(
 def _text(form: ToolFormat) -> nodes.Node:
     """Return the node of free text that contains no prefix of a call."""
     anything = nodes.star(nodes.ANY_CHAR)
+    if form.marker in form.special or form.header:  # no text contains a special token
+        return anything
     if form.marker:
         return nodes.Difference(anything, nodes.concat(anything, nodes.literal(form.marker), anything))
     return nodes.Difference(anything, nodes.concat(nodes.literal(form.begin.strip()[:1]), anything))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from graftlm.core.chat.messages import ToolCall
-from graftlm.core.chat.thinking import ThinkingFormat, ThinkingReader, split_thinking
+from graftlm.core.chat.thinking import Thinking, num_begun, split_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.request import Chunk, Completion
 
@@ -68,18 +68,19 @@ def parse_answer(form: ToolFormat, text: str) -> ParsedAnswer:
     return ParsedAnswer(content, tuple(parser.calls), tuple(parser.invalid), tuple(parser.written))
 
 
-def parse_completion(
-    form: ToolFormat | None, completion: Completion, thinking: ThinkingFormat | None = None
-) -> ParsedAnswer:
+def parse_completion(form: ToolFormat | None, completion: Completion, thinking: Thinking | None = None) -> ParsedAnswer:
     """Split a completion into thinking, content and tool calls.
 
     form      the format of calls in the text; None if it contains no calls. The text of an endpoint is content: calls
               are reported beside it.
-    thinking  the markers of the thinking in the text; None if it contains no thinking
+    thinking  how the text contains thinking; None if it contains none. An endpoint reports its thinking beside it.
     """
-    if thinking is not None:
+    thought, content = completion.thinking, completion.text
+    if thought is None and thinking is not None:
         thought, content = split_thinking(thinking, completion.text)
-        return replace(parse_completion(form, replace(completion, text=content)), thinking=thought)
+    if thought is not None:
+        completion = replace(completion, text=content, thinking=None)
+        return replace(parse_completion(form, completion), thinking=thought)
     if completion.tool_calls is not None:
         reported = _Reported(completion.tool_calls)
         return ParsedAnswer(completion.text, tuple(reported.calls), tuple(reported.invalid), tuple(reported.written))
@@ -92,9 +93,9 @@ class AnswerReader:
     thought  the thinking in the chunk that was read last
     """
 
-    def __init__(self, form: ToolFormat | None, thinking: ThinkingFormat | None = None) -> None:
+    def __init__(self, form: ToolFormat | None, thinking: Thinking | None = None) -> None:
         self.thought = ""
-        self._thinking = ThinkingReader(thinking) if thinking is not None else None
+        self._thinking = thinking.reader() if thinking is not None else None
         self._parser = ToolParser(form) if form is not None else None
         self._reported: _Reported | None = None
 
@@ -112,6 +113,7 @@ class AnswerReader:
 
     def read(self, chunk: Chunk) -> list[ToolDelta]:
         """Take the next chunk."""
+        self.thought = chunk.thinking or ""
         if self._thinking is not None:
             self.thought, content = self._thinking.push(chunk.text)
             if chunk.finish_reason is not None:
@@ -308,4 +310,4 @@ def _num_held(text: str, begin: str, *, anywhere: bool) -> int:
     """Return the length of the longest suffix of `text` that is a prefix of `begin`."""
     if not anywhere:
         return len(text) if begin.startswith(text) else 0
-    return next((n for n in range(min(len(begin) - 1, len(text)), 0, -1) if text.endswith(begin[:n])), 0)
+    return num_begun(text, begin)

@@ -141,11 +141,16 @@ class Composite:
 
     check  says what is wrong with a finished text that the language allows, None if nothing is; for requests with
            `on_unsupported="check"`.
+    markers  names of the special tokens that `node` requires, as `vocabulary.SPECIAL` and their name; they are shown
+             in the text
+    has_header  whether the language includes the header of a channel (see `graftlm.core.chat.harmony`)
     """
 
     node: Node
     rules: tuple[tuple[str, Node], ...] = ()
     check: Callable[[str], str | None] | None = field(default=None, compare=False)
+    markers: tuple[str, ...] = ()
+    has_header: bool = False
 
     @property
     def key(self) -> tuple[str, Composite]:

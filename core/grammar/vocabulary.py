@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ Encode = Callable[[str], Sequence[int]]
 _MAX_REMEMBERED = 1 << 13
 _LONGEST_REMEMBERED = 64
 """Texts between two values of a JSON object, whose ids are kept: grammars share many of them."""
+SPECIAL = b"\xff"
+"""Precedes the name of a special token that a grammar may require: no UTF-8 text contains this byte."""
 _LONGEST_JOINED = 8
 """Bytes behind a token among which the end of its word is sought: punctuation, mostly."""
 
@@ -68,15 +70,26 @@ class Vocabulary:
         self._holding: dict[bytes, Int32Array] = {}
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Any, *, vocab_size: int | None = None) -> Vocabulary:
-        """Read a Hugging Face tokenizer, or a `graftlm.core.text.tokenizer.Tokenizer`."""
+    def from_tokenizer(
+        cls, tokenizer: Any, *, vocab_size: int | None = None, markers: Collection[str] = ()
+    ) -> Vocabulary:
+        """Read a Hugging Face tokenizer, or a `graftlm.core.text.tokenizer.Tokenizer`.
+
+        markers  names of special tokens that grammars of this vocabulary may require, as SPECIAL and their name
+        """
         from graftlm.core.text.tokenizer import Tokenizer
         from graftlm.core.text.word_encoder import WordEncoder
 
         tok = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_hf(tokenizer)
         encoder = WordEncoder(tok)
+        tokens = tok.token_bytes
+        if markers:
+            tokens = [b"" if SPECIAL in token else token for token in tokens]
+            for name in markers:
+                (token_id,) = tok.encode_continuation(name)
+                tokens[token_id] = SPECIAL + name.encode()
         return cls(
-            tok.token_bytes,
+            tokens,
             eos_token_id=tok.eos_token_ids,
             encode=encoder,
             ends_word=encoder.ends_word,
@@ -111,6 +124,7 @@ class Vocabulary:
         """bool [256]: the byte is a token of its own."""
         found = np.zeros(256, bool)
         found[[token[0] for token in self.tokens if len(token) == 1]] = True
+        found[SPECIAL[0]] = True  # in no text: only whole special tokens contain it
         return found
 
     @cached_property
@@ -180,7 +194,7 @@ class Vocabulary:
     def joins(self, token_id: int, data: bytes) -> bool:
         """Whether the ids of `data` behind this token may be others than those of `data` alone."""
         token = self.tokens[token_id] if 0 <= token_id < self.vocab_size else b""
-        if not token or not data:
+        if not token or not data or token.startswith(SPECIAL) or data.startswith(SPECIAL):
             return False
         if self._ends_word is None or not (token.isascii() and data.isascii()):
             return True
@@ -202,6 +216,10 @@ class Vocabulary:
         if self._encode is not None and data.isascii():
             ids = list(self._encode(data.decode()))
             return ids if self.decode(ids) == data else self._longest(data)
+        marker = data.find(SPECIAL)
+        if marker >= 0 and (found := self.trie.longest_prefix(data, marker)) is not None:
+            behind = marker + len(self.tokens[found])
+            return [*self.encode(data[:marker]), found, *self.encode(data[behind:])]
         start = 0
         while start < len(data) and data[start] & 0xC0 == 0x80:  # the rest of a character that began before
             start += 1

@@ -148,7 +148,7 @@ class Endpoint:
                     async for piece in pieces:
                         learning.succeeded()
                         for index, text, so_far in streamed.push(piece):
-                            if text:
+                            if text or so_far.thinking:
                                 yield Piece(index, text, so_far)
                 break
             except RemoteError as error:

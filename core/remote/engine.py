@@ -153,8 +153,11 @@ class RemoteEngine:
             async for piece in pieces:
                 if piece.answers is not None:
                     answers = piece.answers
-                elif text := matchers[piece.index].push(piece.text).text:
-                    listener.on_chunk(Chunk(text, [], index=piece.index, tool_calls=()))
+                    continue
+                text = matchers[piece.index].push(piece.text).text
+                thinking = (piece.so_far.thinking if piece.so_far is not None else "") or None
+                if text or thinking:
+                    listener.on_chunk(Chunk(text, [], index=piece.index, tool_calls=(), thinking=thinking))
         for index, answer in enumerate(answers):
             rest, reason = matchers[index].flush(), _cut(answer, sampling.stop).finish_reason
             calls = answer.tool_calls
@@ -185,6 +188,7 @@ def _completion(request: Request, answers: Sequence[Answer], usage: RemoteUsage)
             request_id=request.id,
             stop=answer.stopped_by(stop),
             tool_calls=answer.tool_calls,
+            thinking=answer.thinking or None,
         )
         for answer, cut in zip(answers, texts, strict=True)
     ]

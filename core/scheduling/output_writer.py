@@ -35,7 +35,8 @@ class OutputWriter:
         if output.detokenizer is not None:
             return
         before = () if sequence.grammar is not None else sequence.prompt_ids[-MAX_UNFINISHED:].tolist()
-        output.detokenizer = self.tokenizer.detokenizer(before, special=sequence.sampling.special_tokens)
+        special = sequence.sampling.special_tokens or sequence.request.markers
+        output.detokenizer = self.tokenizer.detokenizer(before, special=special)
         if sequence.sampling.stop and output.stop_matcher is None:
             output.stop_matcher = StopMatcher(sequence.sampling.stop)
         if sequence.grammar is not None and output.matcher is None:
@@ -167,7 +168,9 @@ class OutputWriter:
 
     def usage(self, sequence: Sequence) -> Usage:
         num_cached, num_forced = sequence.progress.num_cached or 0, sequence.output.num_forced
-        return Usage(sequence.num_prompt_tokens, num_cached, sequence.num_generated, num_forced)
+        thinking = sequence.request.thinking
+        num_thinking = 0 if thinking is None else thinking.num_tokens(self.tokenizer, sequence.output_ids)
+        return Usage(sequence.num_prompt_tokens, num_cached, sequence.num_generated, num_forced, num_thinking)
 
     def completion(self, sequence: Sequence, pin: int | None = None) -> Completion:
         """The completion of a sequence that has ended: the generated text, or scores, or logits.

@@ -26,12 +26,16 @@ class Detokenizer:
     The text goes on after a prompt: a leading space of the first token is kept. Bytes that are no UTF-8 become
     U+FFFD as soon as they cannot become a character. Special tokens add nothing, or with `special` their names.
 
-    before  the last ids of the prompt: a character that they begin and do not finish is part of this text
+    before   the last ids of the prompt: a character that they begin and do not finish is part of this text
+    special  True for the names of all special tokens, or the names that are shown
     """
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), *, special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, before: Sequence[int] = (), *, special: bool | frozenset[str] = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._special = special
+        self._table = self._table_of(special)
         self._pieces: list[str] = []
         self._decoder = _Utf8("replace") if tokenizer.exact_bytes else None
         if self._decoder is not None and len(before):
@@ -50,7 +54,7 @@ class Detokenizer:
         """Take the next ids; return the characters they complete."""
         if self._decoder is None:
             return self._push_window(ids)
-        table = self._tokenizer.shown_bytes if self._special else self._tokenizer.token_bytes
+        table = self._table
         data = b"".join([table[i] for i in ids if i < len(table)])
         if data.isascii() and not self._decoder.buffer:  # as most text is
             return self._add(data.decode("ascii"))
@@ -74,7 +78,7 @@ class Detokenizer:
 
     def _push_window(self, ids: Iterable[int]) -> str:
         """Decode through the tokenizer itself: the text that the hidden ids add to the shown ones of the window."""
-        self._window.extend(i for i in ids if self._special or not self._tokenizer.is_special(i))
+        self._window.extend(i for i in ids if self._is_shown(i))
         text = self._hidden_text()
         if not text or text.endswith(_REPLACEMENT):
             return ""
@@ -85,6 +89,16 @@ class Detokenizer:
     def _hidden_text(self) -> str:
         shown = self._tokenizer.decode(self._window[: self._num_shown], not self._special)
         return self._tokenizer.decode(self._window, not self._special)[len(shown) :]
+
+    def _is_shown(self, token_id: int) -> bool:
+        if isinstance(self._special, bool):
+            return self._special or not self._tokenizer.is_special(token_id)
+        return bool(self._table[token_id : token_id + 1] != [b""])
+
+    def _table_of(self, special: bool | frozenset[str]) -> list[bytes]:
+        if isinstance(special, bool):
+            return self._tokenizer.shown_bytes if special else self._tokenizer.token_bytes
+        return self._tokenizer.bytes_with(special)
 
 
 MAX_UNFINISHED = 3

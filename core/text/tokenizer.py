@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.chat.messages import Message, to_messages, to_template_dicts
+from graftlm.core.chat.thinking import ThoughtPlace
 from graftlm.core.errors import ConfigError, GraftError, ModelError, RequestTooLong, failure_of, shortened
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.text import render_limit
@@ -70,8 +71,8 @@ class Tokenizer:
     eos_token_ids  every id that ends an answer: the tokenizer's own and those of the generation config.
     model_name     the model's name in errors
     media          puts pictures and videos into prompts; None for a model that reads text only
-    derived        an object a class that other modules derive once. It may refer to the tokenizer and is freed with it,
-                   which the value of a WeakKeyDictionary would prevent
+    derived        objects that other modules derive once, by their class, or by it and its arguments. They may refer to
+                   the tokenizer and are freed with it, which the values of a WeakKeyDictionary would prevent
     """
 
     model_name = "the model"
@@ -79,7 +80,7 @@ class Tokenizer:
 
     def __init__(self, hf: Any, *, eos_token_ids: Iterable[int] = ()) -> None:
         self.hf = hf
-        self.derived: dict[type, Any] = {}
+        self.derived: dict[Any, Any] = {}
         own = [] if hf.eos_token_id is None else [int(hf.eos_token_id)]
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *(int(i) for i in eos_token_ids)]))
         self.bos_token_id: int | None = None if hf.bos_token_id is None else int(hf.bos_token_id)
@@ -283,6 +284,9 @@ class Tokenizer:
         messages = to_messages(messages)
         has_media = self.media is not None and any(m.has_media for m in messages)
         dicts = to_template_dicts(messages, multimodal=has_media, model_name=self.model_name)
+        if any(message.thinking for message in messages):
+            place = ThoughtPlace.of(self, lambda probe: self._rendered(probe, None, False, False, {}))
+            dicts = place.fill(dicts, [message.thinking for message in messages])
         render = partial(self._rendered, dicts, tools, add_generation_prompt, continue_final_message, options or {})
         if has_media:
             assert self.media is not None
@@ -375,10 +379,21 @@ class Tokenizer:
                 table[token_id] = str(self.hf.convert_ids_to_tokens(token_id)).encode()
         return table
 
-    def detokenizer(self, before: Sequence[int] = (), *, special: bool = False) -> Detokenizer:
+    def bytes_with(self, names: frozenset[str]) -> list[bytes]:
+        """`token_bytes`, with the names of these special tokens. [vocab_size]"""
+        key = ("bytes_with", names)
+        table: list[bytes] | None = self.derived.get(key)
+        if table is None:
+            table = self.derived[key] = list(self.token_bytes)
+            for token_id in self._special_ids:
+                if token_id < len(table) and self.shown_bytes[token_id].decode() in names:
+                    table[token_id] = self.shown_bytes[token_id]
+        return table
+
+    def detokenizer(self, before: Sequence[int] = (), *, special: bool | frozenset[str] = False) -> Detokenizer:
         """Return a new incremental decoder for an answer that follows a prompt, of which `before` are the last ids.
 
-        special  show special tokens by their names
+        special  show all special tokens by their names, or those of these names
         """
         return Detokenizer(self, before, special=special)
 

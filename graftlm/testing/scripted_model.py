@@ -41,6 +41,8 @@ class ScriptedModel(nn.Module):
                     character. An exception becomes the error of the request.
     max_model_len   the context in tokens.
 
+    The name of a special token in a script stands for this token.
+
     The next token of the script has a logit high enough for any usual temperature. If a constraint forbids it, the
     output closes open JSON values and ends as soon as possible. `requests`, `prompts` and `batches` (the number of
     requests of each submission) record the arrivals.
@@ -98,7 +100,7 @@ class ScriptedRunner:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.running: Sequence[EngineSequence] = ()
         self._tokenizer = tokenizer
-        self._texts = tokenizer.token_bytes
+        self._texts = tokenizer.shown_bytes
         self._ids = {text: i for i, text in reversed(list(enumerate(self._texts))) if text}
         self._longest = max(map(len, self._ids))
         self._answers: WeakKeyDictionary[Request, tuple[list[int], bytes]] = WeakKeyDictionary()

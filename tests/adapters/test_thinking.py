@@ -37,7 +37,7 @@ def runtime() -> Iterator[gl.Runtime]:
 def parts(runtime: gl.Runtime) -> tuple[str, str]:
     """The thinking and the content of the model's own text."""
     whole = runtime.generate([{"role": "user", "content": QUESTION}], temperature=0, max_tokens=40).text
-    form = thinking.ThinkingFormat.learn(runtime.tokenizer)
+    form = thinking.learn_thinking(runtime.tokenizer)
     return split_thinking(form, whole)
 
 

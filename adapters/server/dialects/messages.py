@@ -22,7 +22,7 @@ from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.adapters.server.http.responses import EVENTS
 from graftlm.core.chat.messages import media_part
-from graftlm.core.chat.thinking import ThinkingFormat
+from graftlm.core.chat.thinking import Thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, FinishReason, Usage
@@ -190,9 +190,7 @@ class MessageWriter:
     ping = named_event("ping", {"type": "ping"})
     _REASONS: ClassVar[dict[FinishReason, str]] = {"length": "max_tokens"}
 
-    def __init__(
-        self, message_id: str, model: str, form: ToolFormat | None, thinking: ThinkingFormat | None = None
-    ) -> None:
+    def __init__(self, message_id: str, model: str, form: ToolFormat | None, thinking: Thinking | None = None) -> None:
         self._form = form
         self._thinking = thinking
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
@@ -283,4 +281,5 @@ def _usage_of(usage: Usage) -> dict[str, Any]:
         "cache_read_input_tokens": usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }

@@ -14,7 +14,7 @@ from graftlm.adapters.server.dialects.stream import Call, ItemReader, Thought, i
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.core.chat.messages import data_url
-from graftlm.core.chat.thinking import ThinkingFormat
+from graftlm.core.chat.thinking import Thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion
@@ -175,9 +175,7 @@ class OllamaWriter:
     headers: ClassVar = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
     ping = b""
 
-    def __init__(
-        self, model: str, form: ToolFormat | None, thinking: ThinkingFormat | None = None, *, chat: bool
-    ) -> None:
+    def __init__(self, model: str, form: ToolFormat | None, thinking: Thinking | None = None, *, chat: bool) -> None:
         self._model = model
         self._form = form
         self._thinking = thinking

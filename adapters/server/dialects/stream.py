@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from graftlm.core.chat.thinking import ThinkingFormat
+from graftlm.core.chat.thinking import Thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion, read_arguments
 from graftlm.core.request import Chunk, Completion
@@ -38,7 +38,7 @@ Item = Thought | Call | str
 """A part of an answer; a string is text."""
 
 
-def items_of(form: ToolFormat | None, thinking: ThinkingFormat | None, completion: Completion) -> list[Item]:
+def items_of(form: ToolFormat | None, thinking: Thinking | None, completion: Completion) -> list[Item]:
     """Return the items of a completion, at least one. A call that cannot be read keeps its raw text."""
     parsed = parse_completion(form, completion, thinking)
     calls = [Call(call.id, call.name, text) for call, text in zip(parsed.calls, parsed.written, strict=True)]
@@ -75,7 +75,7 @@ class Piece:
 class ItemReader:
     """A converter of one answer's chunks into the pieces of its items: thinking, texts and tool calls, in order."""
 
-    def __init__(self, form: ToolFormat | None, thinking: ThinkingFormat | None) -> None:
+    def __init__(self, form: ToolFormat | None, thinking: Thinking | None) -> None:
         self.items: list[Item] = []
         self._reader = AnswerReader(form, thinking)
 

@@ -16,7 +16,7 @@ from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.adapters.server.settings import Limits
 from graftlm.core.call_options import with_thinking
 from graftlm.core.chat.messages import to_messages
-from graftlm.core.chat.thinking import ThinkingFormat
+from graftlm.core.chat.thinking import Thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion
@@ -133,8 +133,10 @@ class ChatBody(Body):
             options = {**options, "chat_template": self.chat_template}
         elif not self.continue_final_message and self.add_generation_prompt:
             request = with_thinking(runtime, self.request(messages, sampling, listed), self.template_options)
-            thinking = request.thinking if self.separate_reasoning else None
-            return replace(request, thinking=thinking, thinking_budget=self.thinking_budget)
+            if not self.separate_reasoning and request.thinking is not None:  # the markers stay in the text
+                shows = replace(sampling, special_tokens=sampling.special_tokens or bool(request.thinking.special))
+                return replace(request, sampling=shows, thinking=None)
+            return replace(request, thinking_budget=self.thinking_budget)
         text = runtime.tokenizer.render(
             messages,
             listed,
@@ -179,7 +181,7 @@ class ChatWriter(OpenAIStream):
         body: ChatBody,
         envelope: Envelope,
         form: ToolFormat | None,
-        thinking: ThinkingFormat | None,
+        thinking: Thinking | None,
         prompt: Callable[[Completion], list[dict[str, Any] | None]] | None = None,
     ) -> None:
         super().__init__(envelope)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 import graftlm
 from graftlm.adapters.server.http.errors import ApiError
-from graftlm.core.chat.thinking import ThinkingFormat
+from graftlm.core.chat.thinking import learn_thinking
 
 if TYPE_CHECKING:
     from graftlm.adapters.server.app import Server
@@ -24,7 +24,7 @@ def abilities(runtime: Runtime) -> list[str]:
     tokenizer = runtime.tokenizer
     if not tokenizer.has_chat_template:
         return ["completion"]
-    thinks = ThinkingFormat.learn(tokenizer) is not None
+    thinks = learn_thinking(tokenizer) is not None
     return ["completion", "chat", "tools", *(["thinking"] if thinks else [])]
 
 

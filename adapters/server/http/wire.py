@@ -67,5 +67,6 @@ def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
         "completion_tokens": total.completion_tokens,
         "total_tokens": total.total_tokens,
         "prompt_tokens_details": {"cached_tokens": total.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": total.reasoning_tokens},
         "graftlm": {"forced_tokens": total.forced_tokens},
     }

@@ -348,7 +348,15 @@ class Values:
 
     def _value(self, written: list[Written], *, complete: bool = True) -> Value:
         each = [
-            Completion(one.text, [], one.finish_reason, self._spent, stop=one.stop, text_complete=complete)
+            Completion(
+                one.text,
+                [],
+                one.finish_reason,
+                self._spent,
+                stop=one.stop,
+                text_complete=complete,
+                thinking=one.answer.thinking or None,
+            )
             for one in written
         ]
         completion = replace(each[0], completions=each) if len(each) > 1 else each[0]

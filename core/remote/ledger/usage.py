@@ -40,7 +40,7 @@ class RemoteUsage(Usage):
 
     def __add__(self, other: Usage) -> RemoteUsage:
         if not isinstance(other, RemoteUsage):
-            other = RemoteUsage(other.prompt_tokens, other.cached_tokens, other.completion_tokens, other.forced_tokens)
+            other = RemoteUsage(*(getattr(other, f.name) for f in fields(Usage)))
         misses = dict(Counter(self.misses) + Counter(other.misses)) if other.misses else self.misses
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
         counts: list[int] = list(map(add, _counts(self), _counts(other)))

@@ -48,6 +48,7 @@ class Answer:
     tool_calls     in the shape of the OpenAI API.
     stop           the stop string or token id that ended the text, if the server names it.
     only_turn      True at an endpoint that cannot continue a turn: text after a value cannot be requested.
+    thinking       the thinking that the endpoint reports beside the text; "" for none
     """
 
     text: str
@@ -58,6 +59,7 @@ class Answer:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     stop: str | int | None = None
     only_turn: bool = False
+    thinking: str = ""
 
     def stopped_by(self, stops: Sequence[str]) -> str | int | None:
         """Return the stop that ended the text: one that is left in it, else the one that the server names."""
@@ -142,10 +144,13 @@ def read_usage(body: Mapping[str, Any], prompt: RemotePrompt) -> RemoteUsage:
     cached = _number(details if isinstance(details, Mapping) else {}, "cached_tokens")
     if cached is None:
         cached = _number(counts, "prompt_cache_hit_tokens")  # DeepSeek
+    details = counts.get("completion_tokens_details")
+    thinking = _number(details if isinstance(details, Mapping) else counts, "reasoning_tokens")
     return RemoteUsage(
         prompt_tokens=num_prompt,
         cached_tokens=cached or 0,
         completion_tokens=completion,
+        reasoning_tokens=thinking or 0,
         estimated=int(estimated),
         cached_unknown=int(cached is None),
     )
@@ -167,7 +172,10 @@ class StreamedAnswers:
 
     @_readable
     def push(self, piece: Mapping[str, Any]) -> list[tuple[int, str, Answer]]:
-        """Add a piece; return for each choice in it the index, the added text, and the answer so far."""
+        """Add a piece; return for each choice in it the index, the added text, and the answer so far.
+
+        The thinking of the answer so far is the added one.
+        """
         if isinstance(piece.get("usage"), Mapping):
             self._usage = piece["usage"]
         added = []
@@ -179,7 +187,9 @@ class StreamedAnswers:
             if index is None:  # servers without indices send one answer after the other
                 index = next((i for i, c in enumerate(self._choices) if c.finish_reason is None), 0)
             if 0 <= index < len(self._choices):
-                added.append((index, self._choices[index].push(choice), self._choices[index].so_far))
+                pieces = self._choices[index]
+                before, text = len(pieces.thinking), pieces.push(choice)
+                added.append((index, text, replace(pieces.so_far, thinking=pieces.thinking[before:])))
         return added
 
     @property
@@ -206,7 +216,7 @@ class _Pieces:
     """One choice of a stream."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text = self.thinking = ""
         self.finish_reason: str | None = None
         self._logprobs: list[Mapping[str, Any]] = []
         self._calls: dict[tuple[int, str], dict[str, Any]] = {}
@@ -228,6 +238,7 @@ class _Pieces:
         self._chat = self._chat or isinstance(delta, Mapping) or isinstance(choice.get("message"), Mapping)
         text = _content(delta.get("content") if isinstance(delta, Mapping) else choice.get("text")) or ""
         self.text += text
+        self.thinking += _thinking_of(delta)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         self._stop = stop_of(choice) if self._stop is None else self._stop
         if isinstance(choice.get("logprobs"), Mapping):
@@ -257,7 +268,8 @@ class _Pieces:
             choice["logprobs"] = {n: [v for piece in self._logprobs for v in piece.get(n) or ()] for n in names}
         if self._chat:
             calls = [self._calls[at] for at in sorted(self._calls, key=lambda at: at[0])]
-            return choice | {"message": {"content": self.text, "tool_calls": calls}}
+            said = {"content": self.text, "tool_calls": calls, "reasoning_content": self.thinking}
+            return choice | {"message": said}
         return choice | {"text": self.text}
 
 
@@ -282,14 +294,23 @@ def _read(choice: Mapping[str, Any], num_tokens: int | None, config: EndpointCon
         said_why = f" ({why})" if why else ""
         raise RemoteError(f"{config.base_url} ended its answer with finish_reason {reason!r}{said_why}; ask again")
     calls = tuple(call for call in said.get("tool_calls") or () if isinstance(call, Mapping))
-    if content is None and calls:
+    thinking = _thinking_of(said)
+    if content is None and (calls or thinking):
         content = ""
     if content is None:
         hint = "; its limit went into thoughts, raise max_tokens" if finish == "length" else "; change the prompt"
         raise RemoteError(f"{config.base_url} answered no text (its content is null, finish_reason {reason!r}){hint}")
     logprobs, ends = _read_logprobs(choice.get("logprobs"), content)
     counted = num_tokens if num_tokens or not content else None
-    return Answer(content, finish, counted, ends, logprobs, calls, stop_of(choice))
+    return Answer(content, finish, counted, ends, logprobs, calls, stop_of(choice), thinking=thinking)
+
+
+def _thinking_of(said: Any) -> str:
+    """Return the thinking in a message or a piece of one, in the field of any server; "" for none."""
+    if not isinstance(said, Mapping):
+        return ""
+    found = (said.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    return next((text for text in found if isinstance(text, str) and text), "")
 
 
 def stop_of(choice: Mapping[str, Any]) -> str | int | None:

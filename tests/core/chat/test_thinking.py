@@ -14,8 +14,8 @@ import pytest
 import graftlm as gl
 from graftlm.adapters.server import Server, ServerSettings
 from graftlm.core.chat import thinking
-from graftlm.core.chat.thinking import ThinkingFormat, ThinkingReader, split_thinking
-from graftlm.core.chat.thinking_matcher import ThinkingGrammar, ThinkingRule
+from graftlm.core.chat.thinking import ThinkingFormat, ThinkingReader, learn_thinking, split_thinking
+from graftlm.core.chat.thinking_matcher import ThinkingGrammar
 from graftlm.core.chat.tool_parser import AnswerReader, parse_completion
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.grammar.compile import Grammar
@@ -90,7 +90,7 @@ def test_an_answer_is_split_before_its_calls_are_read() -> None:
 
 
 def test_the_format_is_learned_for_each_choice_of_options(tokenizer: Tokenizer) -> None:
-    learn = ThinkingFormat.learn
+    learn = learn_thinking
     assert learn(tokenizer) == ThinkingFormat("[", "]", "\n\n", "inside")
     assert learn(tokenizer, {"enable_thinking": False}) == ThinkingFormat("[", "]", "\n\n", "after")
     assert learn(tokenizer, {"opens": False}) == ThinkingFormat("[", "]", "\n\n", "before")
@@ -99,11 +99,12 @@ def test_the_format_is_learned_for_each_choice_of_options(tokenizer: Tokenizer) 
     assert learn(Tokenizer(hf)) is None
 
 
-def test_markers_that_are_special_tokens_are_left_in_the_answer(tokenizer: Tokenizer) -> None:
+def test_markers_that_are_special_tokens_are_named(tokenizer: Tokenizer) -> None:
     hf = copy.deepcopy(tokenizer.hf)
     hf.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     hf.chat_template = TEMPLATE.replace("[", "<think>").replace("]", "</think>")
-    assert ThinkingFormat.learn(Tokenizer(hf)) is None
+    found = learn_thinking(Tokenizer(hf))
+    assert found == ThinkingFormat("<think>", "</think>", starts="inside", special=("<think>", "</think>"))
 
 
 class _Walk:
@@ -112,7 +113,7 @@ class _Walk:
     def __init__(self, tokenizer: Tokenizer, starts: str, budget: int | None = None) -> None:
         self.tokenizer = tokenizer
         form = ThinkingFormat("[", "]", "\n\n", starts)  # type: ignore[arg-type]
-        rule = ThinkingRule.of(form, tokenizer, budget)
+        rule = form.rule(tokenizer, budget, has_header=False)
         assert rule is not None
         inner = Grammar.compile(Choices(["Oslo", "Rome"]), vocabulary_of(tokenizer))
         self.matcher = ThinkingGrammar(rule, inner).matcher()
