@@ -23,12 +23,18 @@ SPARE = 1 / 16
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A model call: its own KV in tokens (new prompt tokens and its answer), its answer, the call that it continues."""
+    """A model call: its own KV in tokens (new prompt tokens and its answer), its answer, the call that it continues.
+
+    name   of its variable; None without one
+    reads  True if its prompt may depend on an answer that the program's code has read
+    """
 
     key: Key
     tokens: int
     answer: int
     after: Key | None
+    name: str | None = None
+    reads: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,14 +236,20 @@ class Plan:
 
         return PlanPacing(self)
 
+    def svg(self) -> str:
+        """Return a drawing of the calls: a tree from the prompt to the last answers, as the text of an SVG file."""
+        from graftlm.core.program.compiler.drawing import tree_svg
+
+        return tree_svg(self.tree)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Plan, (self.source, self.calls, self.num_inputs, self.pool, self.notes)
 
     def __str__(self) -> str:
         tree = self.tree
         lines = [
-            f"plan of {self.source._name} over {_count(self.num_inputs, 'input')}: {_count(len(tree.calls), 'call')}, "
-            f"{tree.depth} after one another, at most {tree.fan_out} from one",
+            f"plan of {self.source._name.lstrip('_')} over {_count(self.num_inputs, 'input')}: "
+            f"{_count(len(tree.calls), 'call')}, {tree.depth} after one another, at most {tree.fan_out} from one",
         ]
         for name, one in (("breadth first", self.breadth_first), ("depth first", self.depth_first)):
             lines.append(f"  {name:13}  {one.peak_tokens:>8,} tokens at once  {one.steps:>8,} steps")
@@ -268,7 +280,8 @@ def make_plan(program: Program, inputs: Iterable[Mapping[str, Any]], runtime: An
             if before is not None:
                 tokens = max(tokens, before.tokens)
             after = call.after if call.after in trace.calls else None
-            merged[key] = PlannedCall(key, tokens, max(call.answer, before.answer if before else 0), after)
+            answer = max(call.answer, before.answer if before else 0)
+            merged[key] = PlannedCall(key, tokens, answer, after, call.name, bool(call.reads))
     return Plan(program, tuple(merged.values()), len(found), pool, tuple(_notes(found)))
 
 
