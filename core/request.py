@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from graftlm.core.config import SamplingParams
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, GraftError, failure_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -266,6 +266,16 @@ class Submission:
     arrived_s: float = field(default_factory=time.monotonic)
     id: int = field(default_factory=lambda: next(_submission_ids))
     """The argument of `Engine.cancel`. A request that is submitted twice has two ids."""
+
+    def constraint_error(self, deadline_s: float) -> GraftError | None:
+        """Wait for the compilation of the constraint until `deadline_s` of time.monotonic; return its error, if any."""
+        if self.grammar is None:
+            return None
+        try:
+            error = self.grammar.exception(timeout=max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            return None
+        return None if error is None else failure_of(error)
 
     @property
     def prompt_ids(self) -> np.ndarray | None:

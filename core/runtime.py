@@ -92,6 +92,10 @@ class SharedRuntimes:
             self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if runtime is not closed}
 
 
+CONSTRAINT_WAIT_S = 1.0
+"""Seconds to wait for the compilation of constraints while weights load, so that an error comes before them."""
+
+
 class Runtime:
     """A model, ready for requests from anywhere in the process.
 
@@ -485,6 +489,10 @@ class Runtime:
             inputs if isinstance(inputs, GraftError) else Submission(request, listener, *inputs, arrived_s)
             for request, listener, inputs in zip(requests, listeners, self._source.prepare(requests), strict=True)
         ]
+        if not self._thread.loaded and any(isinstance(one, Submission) and one.grammar for one in given):
+            self._thread.start()  # weights load meanwhile: a wrong constraint is an error at once, not after them
+            until_s = time.monotonic() + CONSTRAINT_WAIT_S
+            given = [isinstance(one, Submission) and one.constraint_error(until_s) or one for one in given]
         for one in given:
             if isinstance(one, Submission) and isinstance(one.listener, CheckedListener):
                 one.listener.first = one

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.kernels.jit import python_process
-from graftlm.progress import Progress
+from graftlm.progress import Progress, Waiting
 from graftlm.text_files import read_text
 
 app = typer.Typer(
@@ -134,6 +135,10 @@ def ab(
         str | None,
         typer.Option(help="The file is a script: let its calls of this constructor give the engine, e.g. ChatOpenAI."),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Load the model in this dtype with every engine, as float32; its own if not given."),
+    ] = None,
     one_at_a_time: Annotated[
         bool, typer.Option("--one-at-a-time", help="Load one engine at a time, where two do not fit into memory.")
     ] = False,
@@ -159,7 +164,7 @@ def ab(
         report.check_folder(report_to, force=force, with_chart=bool(with_chart))
     before, known_prices = read_report(against) if against is not None else None, read_prices(prices)
     options: dict[str, Any] = {"rounds": rounds, "minutes": minutes, "threads": threads, "progress": Progress(as_json)}
-    options |= {"framework": framework, "swap": swap, "pythons": read_pythons(pythons or ())}
+    options |= {"framework": framework, "swap": swap, "dtype": dtype, "pythons": read_pythons(pythons or ())}
     if with_check:
         _check_faults(pipeline, names[:1], model, options, as_json)
         return
@@ -336,17 +341,21 @@ def generate(
         "stop": stop or (),
         "regex": regex,
     }
-    with Runtime(model) as runtime:
-        if as_json:
+    waits = Waiting(f"loading {model}, reading the prompt")
+    runtime = Runtime(model, quiet=waits.is_shown)  # not closed after an error, which would wait for the weights
+    if as_json:
+        with waits:
             done = runtime.generate(given, **sampling)
-            usage = {
-                name: getattr(done.usage, name) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
-            }
-            print_json({"text": done.text, "finish_reason": done.finish_reason, "usage": usage})
-        else:
-            for chunk in runtime.stream(given, **sampling):
-                typer.echo(chunk.text, nl=False)
-            typer.echo()
+        usage = {name: getattr(done.usage, name) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
+        print_json({"text": done.text, "finish_reason": done.finish_reason, "usage": usage})
+    else:
+        chunks = runtime.stream(given, **sampling)
+        with waits:
+            first = next(chunks, None)
+        for chunk in chain([first] if first else [], chunks):
+            typer.echo(chunk.text, nl=False)
+        typer.echo()
+    runtime.close()
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import graftlm as gl
 from graftlm.core.constraint import shown_whitespace
 from graftlm.core.grammar.compile import Grammar, compile_fsm
+from graftlm.core.model.source import ModelSource
 from graftlm.plugins.hookspecs import hookimpl
 from graftlm.plugins.manager import load
 from graftlm.testing import ScriptedModel
@@ -111,3 +113,19 @@ def test_whitespace_and_strictness_of_a_schema_are_options_of_a_request() -> Non
     with ScriptedModel(lambda prompt: extra).runtime() as runtime:
         assert "more" not in runtime.generate("x", json_schema=NAMED).text
         assert runtime.generate("x", json_schema=NAMED, strict_schema=False).text == extra
+
+
+def test_a_wrong_constraint_is_reported_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`graftlm generate --regex '('` loaded for 36 s before it said so."""
+    go_on = threading.Event()
+    build = ModelSource.build_engine
+    monkeypatch.setattr(ModelSource, "build_engine", lambda *given: go_on.wait(60) and build(*given))
+    with gl.Runtime("sprout") as runtime:
+        try:
+            with pytest.raises(gl.GrammarError, match="the group is not closed"):
+                runtime.generate("a", regex="(")
+            with pytest.raises(gl.GrammarError, match="unknown type"):
+                runtime.stream("a", json_schema={"type": "strin"})
+            assert not runtime._thread.loaded
+        finally:
+            go_on.set()
