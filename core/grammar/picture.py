@@ -10,6 +10,8 @@ from graftlm.core.grammar.automata import determinize
 from graftlm.core.grammar.automata.dfa import START, Dfa
 
 MAX_STATES = 60
+_MAX_VISITED = 20 * MAX_STATES
+"""Limit of the states before forced runs are merged; most of them spell keys."""
 _DX, _DY, _RADIUS, _MARGIN = 190, 78, 15, 60
 _LONGEST_LABEL = 24
 
@@ -56,11 +58,12 @@ def draw(dfa: Dfa) -> str | None:
 
 
 def _compressed(dfa: Dfa) -> Edges | None:
-    """Edges between the states that are no singular ones, by what is written on the way; None if they are too many."""
+    """Return edges between states with a choice, by the text on the way; None for more than MAX_STATES states."""
     found: Edges = {}
     work, seen = [START], {START}
+    chosen: set[int] = set()  # states with more than one next character
     while work:
-        if len(seen) > MAX_STATES:
+        if len(seen) > _MAX_VISITED:
             return None
         state = work.pop()
         chars: dict[int, set[int]] = defaultdict(set)
@@ -73,6 +76,8 @@ def _compressed(dfa: Dfa) -> Edges | None:
                 inside = _targets(dfa, inside, 0x80, 0xBF)
             for target in inside:
                 chars[target].add(0x80)
+        if sum(map(len, chars.values())) != 1:
+            chosen.add(state)
         for target, codes in chars.items():
             tail, end = dfa.run((target, *dfa.start[1:])) if not dfa.loops else (b"", (target,))
             text = _set(codes) if len(codes) > 1 or not tail else _shown(bytes(codes).decode("latin-1"))
@@ -83,7 +88,28 @@ def _compressed(dfa: Dfa) -> Edges | None:
             if end[0] not in seen:
                 seen.add(end[0])
                 work.append(end[0])
-    return found
+    merged = _merged(found, {START, *chosen, *(state for state in seen if dfa.accepting[state])})
+    return merged if len({state for edge in merged for state in edge}) <= MAX_STATES else None
+
+
+def _merged(edges: Edges, kept: set[int]) -> Edges:
+    """Merge each state with one possible next character, unless it is `kept`, into the edges that lead to it."""
+    out: dict[int, dict[int, list[str]]] = defaultdict(dict)
+    into: dict[int, set[int]] = defaultdict(set)
+    for (source, target), texts in edges.items():
+        out[source][target] = texts
+        into[target].add(source)
+    for state in list(out):
+        if state in kept:
+            continue
+        ((target, texts),) = out[state].items()
+        for source in into.pop(state, set()):
+            joined = [before + texts[0] for before in out[source].pop(state)]
+            out[source].setdefault(target, []).extend(joined)
+            into[target].add(source)
+        into[target].discard(state)
+        del out[state]
+    return {(source, target): texts for source, targets in out.items() for target, texts in targets.items()}
 
 
 def _targets(dfa: Dfa, states: set[int], first: int, last: int) -> set[int]:
