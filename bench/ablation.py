@@ -140,8 +140,9 @@ def _best_hit_rate(pipeline: Pipeline, runtime: Runtime) -> float:
     meter.attach()
     with meter.watch():
         pipeline.answer(runtime, pipeline.inputs)
-    prompts = [call.prompt_ids for call in meter.calls()]
-    return 1 - num_unique(prompts) / sum(map(len, prompts))
+    calls = meter.calls()
+    prompts = [call.prompt_ids for call in calls]
+    return 1 - num_unique(prompts, [call.token_ids for call in calls]) / sum(map(len, prompts))
 
 
 def unshared(model: str, rounds: int) -> dict[str, list[float]]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
@@ -16,7 +17,7 @@ from graftlm.ab.engines.other_python import checked
 from graftlm.ab.measure.engine_process import EngineFailed, EngineProcess
 from graftlm.ab.measure.profile import Divergence, Plant, first_difference
 from graftlm.core.errors import ConfigError
-from graftlm.machine import idle_cores, num_cores
+from graftlm.machine import idle_cores, num_cores, processor
 from graftlm.progress import Progress
 
 MIN_ROUNDS = 3
@@ -48,6 +49,8 @@ class Setup(TypedDict, total=False):
     pythons        by engine, the Python whose environment has its packages. That needs the framework and its client,
                    pluggy, psutil and rich; this GraftLM is lent to it.
     plants         the fault to plant per engine, as `graftlm ab --check` does
+    is_watched     False leaves out the further round that is watched call by call, and the figures that need it
+    dtype          the dtype of the weights, "float32" for answers that do not depend on the batch; None: the model's
     """
 
     framework: str | None
@@ -55,6 +58,8 @@ class Setup(TypedDict, total=False):
     one_at_a_time: bool
     pythons: Mapping[str, str | Path] | None
     plants: Sequence[str | None]
+    is_watched: bool
+    dtype: str | None
 
 
 def compare(
@@ -73,7 +78,8 @@ def compare(
     pipeline  a Python file, see `graftlm.ab.pipeline.Pipeline`
     engines   names of engines; the first is the baseline
     rounds    least number of rounds after a first one. Further ones follow until every interval is narrow.
-    minutes   minutes of measuring after which no round begins; None: 5, and 1 for rounds beyond `rounds`
+    minutes   minutes of measuring, from the first round on, after which no round begins, and no input in the search
+              for inputs that raise; None: 5, and 1 for rounds beyond `rounds`
     threads   compute threads of every engine; None: one per core that other programs leave idle at the start
 
     Every engine warms up before the first round, on inputs that are not measured. Response caches of the frameworks
@@ -94,7 +100,7 @@ def compare(
     if not path.is_file():
         raise ConfigError(f"pipeline {str(path)!r} cannot be read; give the path of a Python file")
     pythons = checked(setup.get("pythons") or {}, names)
-    options = {"framework": setup.get("framework"), "swap": setup.get("swap")}
+    options = {"framework": setup.get("framework"), "swap": setup.get("swap"), "dtype": setup.get("dtype")}
     each = threads or idle_cores()
     with ExitStack() as stack:
         processes: list[EngineProcess] = []
@@ -102,10 +108,20 @@ def compare(
             process = EngineProcess(path, name, model, each, fault, pythons.get(name), **options)
             stack.callback(process.close)
             processes.append(process)
-        run = _Run(processes, Comparison("", "", model, [], [], threads=each), rounds, minutes, progress)
+        date = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
+        machine = f"{processor()}, {num_cores()} cores"
+        progress = progress or Progress(quiet=True)
+        run = _Run(
+            processes,
+            Comparison("", "", model, [], [], threads=each, date=date, machine=machine),
+            rounds,
+            minutes,
+            progress,
+        )
         if threads is None and each < num_cores():
             run.comparison.notes.append(BUSY.format(each, "" if each == 1 else "s", num_cores()))
         run.comparison.notes += [f"{name} ran in another environment: {python}." for name, python in pythons.items()]
+        run.is_watched = setup.get("is_watched", True)
         return run.one_at_a_time() if setup.get("one_at_a_time") else run.run()
 
 
@@ -118,18 +134,20 @@ class _Run:
         comparison: Comparison,
         rounds: int,
         minutes: float | None,
-        progress: Progress | None,
+        progress: Progress,
     ) -> None:
         self.comparison = comparison
         self._processes = processes
         self._rounds = rounds
         self._minutes = MINUTES if minutes is None else minutes
         self._narrowing_minutes = NARROWING_MINUTES if minutes is None else minutes
-        self._progress = progress or Progress(quiet=True)
+        self._progress = progress
+        self.is_watched = True
         self._results = {id(process): EngineResult(process.label) for process in processes}
         comparison.results += self._results.values()
         self._inputs: list[str] = []
         self._interleaved = True
+        self._ends = 0.0  # the time after which no round begins
 
     def run(self) -> Comparison:
         comparison = self.comparison
@@ -159,15 +177,21 @@ class _Run:
         for process in processes:
             notes = self._attempt(process, "loading", partial(process.ask, "open"))
             self.comparison.notes += notes or []
+            if notes is not None:
+                self._results[id(process)].facts = process.ask("facts")
+        self._ends = time.monotonic() + 60 * self._minutes
         self._find_failing_inputs(processes)
         self._measure(processes)
-        for process in self._working(processes):  # one more round, call by call; an error in it costs no round
-            with suppress(EngineFailed), self._progress.watch(self.comparison.name, process.label, "looking closer"):
-                self._results[id(process)].profile = process.ask("inspect")
+        for process in (
+            self._working(processes) if self.is_watched else ()
+        ):  # one more round, call by call; an error in it costs no round
+            watched = self._progress.watch(self.comparison.name, process.label, "looking closer")
+            with suppress(EngineFailed), watched as on_calls:
+                self._results[id(process)].profile = process.ask("inspect", on_calls)
 
     def _finished(self) -> Comparison:
         comparison = self.comparison
-        left_out = {i for result in comparison.results for i in result.left_out}
+        left_out = {i for result in comparison.results for i in (*result.left_out, *result.untried)}
         comparison.inputs = [text for i, text in enumerate(self._inputs) if i not in left_out]
         comparison.notes += comparison.load()
         return comparison
@@ -215,15 +239,35 @@ class _Run:
                     with self._progress.watch(self.comparison.name, process.label, "round 1") as on_calls:
                         result.rounds = [process.ask("round", on_calls)]
                 except EngineFailed as error:
-                    failed = self._attempt(process, "finding inputs that raise", partial(process.ask, "probe")) or {}
-                    if not failed or len(failed) == len(self._inputs):
-                        result.error, result.rounds = result.error or str(error), []
-                        continue
-                    result.left_out = {i: f"{text} ({self._shown(i)})" for i, text in failed.items()}
-                    for each in self._working(processes):
-                        each.ask("leave_out", inputs=list(failed))
-                    repeat = True
-                    break
+                    left_out = self._search(process, str(error))
+                    for each in self._working(processes) if left_out else ():
+                        each.ask("leave_out", inputs=left_out)
+                    if left_out:
+                        repeat = True
+                        break
+
+    def _search(self, process: EngineProcess, raised: str) -> list[int]:
+        """Return the inputs to leave out after `raised`. Empty, with the error noted, if that cannot help."""
+        result, left_s = self._results[id(process)], self._ends - time.monotonic()
+        result.rounds = []
+        if left_s <= 0:
+            result.error = f"{raised}; no time was left to find the inputs that raise: give more --minutes"
+            return []
+        doing = f"finding inputs that raise, of {len(self._inputs)}"
+        # Half of the time is for the rounds.
+        found = self._attempt(process, doing, partial(process.ask, "probe", seconds=left_s / 2))
+        failed, untried = found or ({}, [])
+        if not failed and not untried or len(failed) + len(untried) >= len(self._inputs):
+            result.error = result.error or raised
+            return []
+        result.left_out = {i: f"{text} ({self._shown(i)})" for i, text in failed.items()}
+        result.untried = untried
+        if untried:
+            self.comparison.notes.append(
+                f"{len(untried)} of {len(self._inputs)} inputs were left out: the search for inputs that raise with "
+                f"{result.engine} took half of {self._minutes:g} minutes; give more --minutes, or fewer inputs."
+            )
+        return [*failed, *untried]
 
     def _shown(self, index: int) -> str:
         """Return the beginning of an input: its number differs from that in the file where one was held out."""
@@ -232,11 +276,10 @@ class _Run:
 
     def _measure(self, processes: Sequence[EngineProcess]) -> None:
         """Measure further rounds, in turns, until the intervals are narrow or the time is over."""
-        started = time.monotonic()
+        narrowing_ends = min(self._ends, time.monotonic() + 60 * self._narrowing_minutes)
         least = self._rounds + 1  # the first is part of no ratio, see `Comparison.counted`
         for number in range(2, (MAX_ROUNDS if self._interleaved else least) + 1):
-            minutes = self._minutes if number <= least else min(self._minutes, self._narrowing_minutes)
-            is_over = time.monotonic() - started > 60 * minutes
+            is_over = time.monotonic() > (self._ends if number <= least else narrowing_ends)
             working = self._working(processes)
             if not working or is_over or (number > least and self._is_narrow()):
                 break

@@ -71,32 +71,28 @@ class EngineResult:
 
     error        the reason why it has none
     left_out     the errors of inputs on which the pipeline raised
+    untried      inputs that are left out because the search for inputs that raise had to end before them
     profile      a further, watched round; None if it was interrupted
     divergences  the first difference from the baseline's answer, for the first differing inputs
+    facts        dtype and device of the weights, and the versions of packages; None where unknown
     """
 
     engine: str
     rounds: list[Round] = field(default_factory=list)
     error: str | None = None
     left_out: dict[int, str] = field(default_factory=dict)
+    untried: list[int] = field(default_factory=list)
     profile: Profile | None = None
     divergences: list[Divergence] = field(default_factory=list)
+    facts: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def answers(self) -> list[Any]:
         return self.rounds[0].answers
 
     @property
-    def wall_s(self) -> float:
-        return median(one.wall_s for one in self.rounds)
-
-    @property
     def work(self) -> Work:
         return self.rounds[-1].work
-
-    @property
-    def cpu_s(self) -> float:
-        return median(one.cpu_s for one in self.rounds)
 
     @property
     def best_hit_rate(self) -> float | None:
@@ -140,6 +136,8 @@ class Comparison:
     interrupted  True if the run was stopped before its end
     prices       price of a million prompt tokens and completion tokens of an endpoint, if the user gave it
     threads      compute threads of each engine
+    date         day and time of the first round, with its offset from UTC
+    machine      processor and cores
     """
 
     name: str
@@ -151,6 +149,8 @@ class Comparison:
     interrupted: bool = False
     prices: tuple[float, float] | None = None
     threads: int = 1
+    date: str = ""
+    machine: str = ""
 
     @property
     def baseline(self) -> EngineResult:
@@ -174,21 +174,33 @@ class Comparison:
             return None
         return counted.ratio(by, counted.lost if by == "wall_s" else 0.0)
 
-    def counted(self, result: EngineResult, baseline: EngineResult | None = None) -> Counted:
-        """Return the pairs of rounds that enter a ratio. A round without a model call measures no engine.
+    def kept(self) -> list[int]:
+        """Return the numbers of the rounds that enter every time and every ratio, the same for all engines.
 
-        The first pair, in which engines warm up, is left out where MIN_PAIRS others are left; then pairs in which
+        The first round, in which engines warm up, is left out where MIN_PAIRS others are left; then rounds in which
         other processes used more than CROWDED of an engine's time.
         """
+        measured = [result.rounds for result in self.results if result.rounds]
+        num = min(map(len, measured), default=0)
+        rounds = list(range(1 if num > MIN_PAIRS else 0, num))
+        calm = [i for i in rounds if not any(_is_crowded(each[i]) for each in measured)]
+        return rounds if len(calm) < MIN_PAIRS else calm
+
+    def median_of(self, result: EngineResult, what: Literal["wall_s", "cpu_s", "other_cores"]) -> float:
+        """Compute the median over the rounds that enter the ratios; over all of an engine without such rounds."""
+        rounds = [result.rounds[i] for i in self.kept()] or result.rounds
+        values: list[float] = [getattr(one, what) for one in rounds]
+        return median(values)
+
+    def counted(self, result: EngineResult, baseline: EngineResult | None = None) -> Counted:
+        """Return the pairs of rounds that enter a ratio. A round without a model call measures no engine."""
         base = baseline or self.baseline
         pairs = list(zip(base.rounds, result.rounds, strict=False))
         if base.num_idle or result.num_idle or any(_lacks_answers(*pair) for pair in pairs):
             return Counted([], 0, self.threads)
-        pairs = pairs[1:] if len(pairs) > MIN_PAIRS else pairs
-        calm = [pair for pair in pairs if not _is_crowded(*pair)]
-        if len(calm) < MIN_PAIRS:
-            return Counted(pairs, 0, self.threads)
-        return Counted(calm, len(pairs) - len(calm), self.threads)
+        kept = [pairs[i] for i in self.kept() if i < len(pairs)]
+        warm = pairs[1:] if len(pairs) > MIN_PAIRS else pairs
+        return Counted(kept, len(warm) - len(kept), self.threads)
 
     def load(self) -> list[str]:
         """Describe the effect of other processes on the ratios, their load first. Empty without an effect."""
@@ -205,8 +217,8 @@ class Comparison:
             ]  # fmt: skip
         if left_out := max((one.num_left_out for one in counted), default=0):
             said.append(
-                f"{left_out} of {len(self.baseline.rounds)} rounds are part of no ratio, because other programs took "
-                "the engines' cores."
+                f"{left_out} of {len(self.baseline.rounds)} rounds are part of no time and no ratio, because other "
+                "programs took the engines' cores."
             )
         return said
 
@@ -272,7 +284,7 @@ class Comparison:
         if unknown := [r.engine for r in measured if r.work.calls is None]:
             said.append(f"Calls could not be counted: {', '.join(unknown)}. An answer from a cache would not be seen.")
         if num := len({i for result in self.results for i in result.left_out}):
-            total = num + len(self.inputs)
+            total = num + len(self.inputs) + len({i for result in self.results for i in result.untried})
             said.append(f"Left out: {num} of {total} inputs on which the pipeline raised an error.")
         return said
 
@@ -286,6 +298,9 @@ class Comparison:
             if ours is not None and theirs is not None and ours != theirs:
                 counted = what.replace("_", " ")
                 said.append(f"{counted} differ: {theirs:,} with {base.engine}, {ours:,} with {result.engine}.")
+        dtypes = [one.facts.get("dtype") for one in (base, result)]
+        if None not in dtypes and dtypes[0] != dtypes[1]:
+            said.append(f"dtypes differ: {dtypes[0]} with {base.engine}, {dtypes[1]} with {result.engine}.")
         prompts = [one.profile.prompts if one.profile else None for one in (base, result)]
         if None not in prompts and prompts[0] != prompts[1] and not any("prompt tokens" in one for one in said):
             said.append(f"prompts differ between {base.engine} and {result.engine}.")
@@ -303,8 +318,8 @@ def _lacks_answers(one: Round, other: Round) -> bool:
     return refused or one.num_failed != other.num_failed
 
 
-def _is_crowded(*pair: Round) -> bool:
-    return any(one.lost > CROWDED and one.wall_s >= RESOLVED_S for one in pair)
+def _is_crowded(one: Round) -> bool:
+    return one.lost > CROWDED and one.wall_s >= RESOLVED_S
 
 
 def _mean(rounds: Sequence[Round], what: Literal["lost", "other_cores"]) -> float:

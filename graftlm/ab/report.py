@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -34,22 +33,26 @@ def figures(comparison: Comparison, result: EngineResult) -> dict[str, Any]:
         return row
     found, work, profile = comparison.ratio(result), result.work, result.profile
     normalised = comparison.differing(result, normalised=True)
+    wall_s = comparison.median_of(result, "wall_s")
     row |= {
         "right": comparison.num_right(result),
         "equal": comparison.num_equal(result),
         "equal_normalised": None if normalised is None else len(comparison.inputs) - len(normalised),
         "varying": result.num_varying,
+        "dtype": result.facts.get("dtype"),
+        "device": result.facts.get("device"),
         "rounds": len(result.rounds),
-        "wall_s": round(result.wall_s, 4),
+        "rounds_counted": len(comparison.kept()),
+        "wall_s": round(wall_s, 4),
         "ratio": None if found is None else found.value,
         "ratio_low": None if found is None else found.low,
         "ratio_high": None if found is None else found.high,
-        "calls_per_s": None if work.calls is None else work.calls / result.wall_s,
+        "calls_per_s": None if work.calls is None else work.calls / wall_s,
         **dataclasses.asdict(work),
         "hit_rate": work.hit_rate,
         "best_hit_rate": result.best_hit_rate,
-        "cpu_s": round(result.cpu_s, 4),
-        "other_cores": round(median(one.other_cores for one in result.rounds), 2),
+        "cpu_s": round(comparison.median_of(result, "cpu_s"), 4),
+        "other_cores": round(comparison.median_of(result, "other_cores"), 2),
         "energy_j": result.rounds[-1].energy_j,
         "cost": cost_of(result.engine, comparison.model, work, comparison.prices),
         "peak_bytes": max(one.peak_bytes for one in result.rounds),
@@ -59,7 +62,7 @@ def figures(comparison: Comparison, result: EngineResult) -> dict[str, Any]:
         row |= {
             "time_to_first_token_s": profile.time_to_first_token_s,
             "time_between_tokens_s": profile.time_between_tokens_s,
-            "mean_calls_under_way": sum(call.end_s - call.begin_s for call in profile.calls) / profile.wall_s,
+            "mean_calls_under_way": profile.mean_under_way,
             "mean_batch": profile.mean_batch,
             "phases_s": profile.phases,
         }
@@ -72,6 +75,8 @@ def _mebibytes(value: float) -> str:
 
 DETAILS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "engine": ("engine", str),
+    "dtype": ("dtype", str),
+    "device": ("device", str),
     "requests/s": ("calls_per_s", "{:.1f}".format),
     "first token": ("time_to_first_token_s", "{:.3f} s".format),
     "between tokens": ("time_between_tokens_s", lambda value: f"{1000 * value:.1f} ms"),
@@ -112,6 +117,9 @@ def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
             "differences": c.differences(),
             "notes": c.notes,
             "threads": c.threads,
+            "date": c.date,
+            "machine": c.machine,
+            "versions": {result.engine: result.facts.get("versions") for result in c.results},
             "interrupted": c.interrupted,
             "inputs": c.inputs,
             "runs": [
@@ -159,11 +167,24 @@ def cells(comparison: Comparison, result: EngineResult) -> tuple[str, ...]:
     )
 
 
-def headline(comparisons: Sequence[Comparison]) -> str:
-    """Return the first line of every table: each way in which the engines did not do the same work."""
+def remarks(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return each way in which the engines did not do the same work, and what else misleads."""
+    found: dict[str, list[str]] = {}
+    for c in comparisons:
+        for said in (*c.differences(), *c.notes):
+            found.setdefault(said, []).append(c.name)
     names = len(comparisons) > 1
-    found = [f"{c.name}: {said}" if names else said for c in comparisons for said in (*c.differences(), *c.notes)]
-    return " ".join(found) or "Same calls, same prompts, same answers."
+    named = (f"{', '.join(of)}: {said}" if names and len(of) < len(comparisons) else said for said, of in found.items())
+    return list(named) or ["Same calls, same prompts, same answers."]
+
+
+def setting(comparisons: Sequence[Comparison]) -> str:
+    """Return model, dtype, machine, threads and date of the comparisons, as far as they are known, in one line."""
+    first = comparisons[0]
+    dtypes = dict.fromkeys(r.facts.get("dtype") for c in comparisons for r in c.results if r.facts.get("dtype"))
+    threads = f"{first.threads} thread{'' if first.threads == 1 else 's'} an engine"
+    return "; ".join(filter(None, [" in ".join([first.model, "/".join(map(str, dtypes))] if dtypes else [first.model]),
+                                   first.machine, threads, first.date]))  # fmt: skip
 
 
 def table(title: str, columns: Sequence[str], sections: Sequence[Sequence[Sequence[str]]]) -> Table:
@@ -178,16 +199,19 @@ def table(title: str, columns: Sequence[str], sections: Sequence[Sequence[Sequen
     return drawn
 
 
-def _print(drawn: Table) -> None:
-    """Print to a terminal as wide as it is, elsewhere as wide as the table needs."""
-    Console(width=None if sys.stdout.isatty() else 140).print(drawn)
+def _print(drawn: Table | str) -> None:
+    """Print to a terminal as wide as it is, elsewhere as wide as a table needs."""
+    Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False).print(drawn)
 
 
 def print_table(comparisons: Sequence[Comparison], title: str = "") -> None:
-    """Print all comparisons as one table, with their differences in its first line."""
+    """Print the results, all comparisons as one table, and the remarks on them."""
     title = title or " ".join(c.title for c in comparisons)
     sections = [[cells(c, result) for result in c.results] for c in comparisons]
-    _print(table(f"{headline(comparisons)}\n{title}", COLUMNS, sections))
+    partial = ["The run was interrupted: these are partial figures."] * any(c.interrupted for c in comparisons)
+    found = "\n".join([*partial, *(html_page.summary(c, named=len(comparisons) > 1) for c in comparisons)])
+    _print(table(f"{found}\n\n{title}\n{setting(comparisons)}", COLUMNS, sections))
+    _print("\n".join(f"- {one}" for one in remarks(comparisons)))
 
 
 def print_changes(changed: Sequence[against.Change]) -> None:
@@ -259,7 +283,7 @@ def write(
     tables = [(c, [cells(c, result) for result in c.results]) for c in comparisons]
     sides = (against.COLUMNS, [one.cells() for one in changed])
     page.write_text(
-        html_page.render(tables, COLUMNS, headline(comparisons), command, details=details(comparisons), against=sides),
+        html_page.render(tables, COLUMNS, remarks(comparisons), command, details=details(comparisons), against=sides),
         "utf-8",
         "backslashreplace",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -31,8 +32,8 @@ def intervals(comparison: Comparison) -> str:
         return 20 + 780 * value / top
 
     height = 36 + 50 * len(found)
-    parts = [f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="30" y2="{height - 30}" stroke="var(--line)"/>']
-    parts.append(f'<text x="{x(1):.1f}" y="{height - 6}" text-anchor="middle">1x</text>')
+    parts = [part for value in sorted({1.0, *ticks(top)}) if value == 1 or abs(x(value) - x(1)) > 40
+             for part in _tick(x(value), 30, height - 24, f"{value:g}x")]  # fmt: skip
     for i, (engine, ratio) in enumerate(found):
         y = 42 + 50 * i
         low, high = ratio.low or ratio.value, ratio.high or ratio.value
@@ -66,7 +67,7 @@ def timeline(comparison: Comparison) -> str:
                                  f'fill="{colour}"/>')  # fmt: skip
             y += thickness + 0.5
         y += 12
-    return _drawing(parts, y, "calls over time")
+    return _drawing([*_time_axis(longest, y), *parts], y + 22, "calls over time")
 
 
 def phases(comparison: Comparison) -> str:
@@ -91,7 +92,29 @@ def phases(comparison: Comparison) -> str:
         for name, colour in PHASES.items()
         if any(name in profile.phases for _, profile in shown)
     )
-    return _drawing(parts, y, "what the time was spent on") + f'<ul class="legend">{legend}</ul>'
+    return (
+        _drawing([*_time_axis(longest, y), *parts], y + 22, "what the time was spent on")
+        + f'<ul class="legend">{legend}</ul>'
+    )
+
+
+def ticks(end: float) -> list[float]:
+    """Return four to nine round numbers from 0 to `end`, in steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(end / 4))
+    step = next(power * factor for factor in (5, 2, 1) if end / (power * factor) >= 4)
+    return [round(step * i, 9) for i in range(int(end / step) + 1)]
+
+
+def _tick(x: float, top: float, bottom: float, label: str) -> list[str]:
+    return [
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}" stroke="var(--line)"/>',
+        f'<text x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="{"start" if x < 15 else "middle"}">{label}</text>',
+    ]
+
+
+def _time_axis(longest_s: float, height: float) -> list[str]:
+    """Draw lines of a time axis, whose 800 units are `longest_s` seconds."""
+    return [part for value in ticks(longest_s) for part in _tick(800 * value / longest_s, 28, height, f"{value:g} s")]
 
 
 def _wall(result: EngineResult) -> float:

@@ -12,15 +12,18 @@ from graftlm.progress import Progress
 
 PIPELINES = Path(__file__).parent / "pipelines"
 ENGINES = ("hf", "graftlm")
-MINUTES = 0.5
-"""Minutes of rounds per framework; later rounds do not begin."""
+ROUNDS, MINUTES = 2, 0.25
+"""Least number of rounds after the first, and the minutes per framework after which no round begins."""
+DTYPE = "float32"
+"""The dtype in which greedy answers do not depend on the batch, so that equal answers are promised."""
 
 PACKAGES = {
-    "dspy": "dspy",
-    "guidance": "guidance",
-    "langchain": "langchain-core",
-    "llama_index": "llama-index-core",
+    "dspy": ("dspy",),
+    "guidance": ("guidance",),
+    "langchain": ("langchain-core", "langchain-huggingface"),
+    "llama_index": ("llama-index-core", "llama-index-llms-huggingface"),
 }
+"""Packages of each framework and of its own class over transformers."""
 
 
 def run(model: str, frameworks: Sequence[str], progress: Progress) -> list[Comparison]:
@@ -30,27 +33,30 @@ def run(model: str, frameworks: Sequence[str], progress: Progress) -> list[Compa
     """
     if unknown := [name for name in frameworks if name not in PACKAGES]:
         raise ConfigError(f"no demo for {unknown[0]!r}; there is one for each of: {', '.join(PACKAGES)}")
-    for name in frameworks:
-        if version_of(PACKAGES[name]) is None:
-            raise ConfigError(
-                f"the {name} demo needs {PACKAGES[name]!r}: pip install 'graftlm[bench]', "
-                "or leave it out with --frameworks"
-            )
+    missing = {name: [one for one in PACKAGES[name] if version_of(one) is None] for name in frameworks}
+    if needed := [one for packages in missing.values() for one in packages]:
+        others = ",".join(name for name in frameworks if not missing[name])
+        left = f", or run the others with --frameworks {others}" if others else ""
+        raise ConfigError(f"the demo needs packages that are not installed: pip install {' '.join(needed)}{left}")
     return [
-        compare(PIPELINES / f"{name}.py", ENGINES, model, minutes=MINUTES, progress=progress) for name in frameworks
-    ]
+        compare(
+            PIPELINES / f"{name}.py", ENGINES, model, rounds=ROUNDS, minutes=MINUTES, progress=progress,
+            is_watched=False, dtype=DTYPE,
+        )
+        for name in frameworks
+    ]  # fmt: skip
 
 
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """Return notes that explain the table."""
     told = [
-        "hf: what a user has today, the framework on plain transformers; graftlm: the constructor line changed.",
-        "ratio: median over interleaved rounds of the wall time of hf over this one's, with its 95 % interval.",
-        "equal: the answer is the one that hf gave. Each engine runs in a process of its own.",
+        "- hf: the framework's own class on plain transformers; graftlm: the same file with another constructor line.",
+        "- ratio: median of the wall time of hf over this engine's, in interleaved rounds, with its 95 % interval.",
+        "- equal: the answer is that of hf. Each engine runs in a process of its own.",
     ]
     if any(c.name == "guidance" for c in comparisons):
         told.append(
-            "guidance: its own Transformers class fails on current transformers, one call of it (crop) is mended here; "
-            "that class keeps the KV of the last program, hence its hit rate."
+            "- guidance: its own Transformers class fails on current transformers; one call of it (crop) is mended "
+            "here. That class keeps the KV of the last program, hence its hit rate."
         )
     return told

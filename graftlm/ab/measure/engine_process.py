@@ -33,7 +33,7 @@ class EngineProcess:
     Every process gets the same environment: `threads` compute threads and private, empty framework caches.
 
     python   the Python that runs it; None: this one
-    options  `framework` and `swap` of the pipeline
+    options  `framework`, `swap` and `dtype` of the worker
     """
 
     def __init__(

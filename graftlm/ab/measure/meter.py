@@ -197,7 +197,9 @@ class Meter:
     def profile(self, started: float, wall_s: float) -> Profile:
         """Return the calls and the phases of a watched round."""
         calls = self.calls(started)
-        framework = outside(wall_s, [*calls, *(call.after(started) for call in self._ahead)])
+        # Forward passes are listed too: Guidance runs a transformers model without a call of `generate`.
+        passes = [Call(begin, end) for _, begin, end in self._phases.spent]
+        framework = outside(wall_s, [*calls, *(call.after(started) for call in [*self._ahead, *passes])])
         phases, batches = by_phase(self._phases.spent), self._phases.batches
         rest = wall_s - framework - sum(phases.values())
         phases |= {"waiting and the rest of calls": max(0.0, rest), FRAMEWORK: framework}
@@ -206,7 +208,7 @@ class Meter:
         fingerprint = Fingerprint()
         for ids in prompts if is_known else ():
             fingerprint.add(ids)
-        unique = num_unique(prompts) if is_known else None
+        unique = num_unique(prompts, [call.token_ids for call in calls]) if is_known else None
         return Profile(wall_s, calls, phases, unique, fmean(batches) if batches else None, fingerprint.value)
 
     # -- single calls ------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Profile:
     """One watched round of an engine. Watching costs time: its wall time is part of no ratio.
 
     phases         seconds of the wall time by phase; they add up to `wall_s`
-    unique_tokens  prompt tokens that any engine has to compute: each distinct prefix once; None for unknown prompts
+    unique_tokens  prompt tokens that any engine has to compute, see `num_unique`; None for unknown prompts
     mean_batch     mean number of sequences in a forward pass; None where passes are not seen
     prompts        fingerprint of the token ids of all prompts; None for unknown ones
     """
@@ -152,6 +152,11 @@ class Profile:
     @property
     def time_to_first_token_s(self) -> float | None:
         return _median(call.to_first_s for call in self.calls)
+
+    @property
+    def mean_under_way(self) -> float | None:
+        """Mean number of calls under way; None for an engine without known calls."""
+        return sum(call.end_s - call.begin_s for call in self.calls) / self.wall_s if self.calls else None
 
     @property
     def outside_s(self) -> float:
@@ -203,17 +208,33 @@ def first_difference(ours: Sequence[Call], theirs: Sequence[Call]) -> tuple[int,
     return None
 
 
-def num_unique(prompts: Iterable[Sequence[int]]) -> int:
-    """Count the tokens that any engine must run: each distinct prefix once, and the last token of each prompt."""
+def num_unique(prompts: Sequence[Sequence[int]], answers: Iterable[Sequence[int]] = ()) -> int:
+    """Count the prompt tokens that any engine must run: each distinct prefix once, at least one token of each prompt.
+
+    answers  the generated tokens of each prompt. A prompt that continues an earlier answer finds its KV, which was
+             computed when it was generated; that of an answer's last token was not.
+    """
     root: dict[int, Any] = {}
+    for prompt, answer in zip(prompts, answers, strict=False):
+        node = root
+        for token in prompt:
+            node = node.setdefault(token, {})
+        for token in answer[:-1]:
+            node = node.setdefault(token, {})
+            node[_COMPUTED] = True
     total = 0
     for prompt in prompts:
         node, new = root, 0
         for token in prompt:
-            new += token not in node
             node = node.setdefault(token, {})
+            new += _COMPUTED not in node
+            node[_COMPUTED] = True
         total += max(new, 1)
     return total
+
+
+_COMPUTED = -1
+"""Mark of a position whose KV is there; token ids are at least 0."""
 
 
 def outside(wall_s: float, calls: Iterable[Call]) -> float:

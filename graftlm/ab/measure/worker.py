@@ -6,8 +6,11 @@ Standard output carries the replies only; the pipeline's own output goes to stan
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
+import platform
+import shutil
 import signal
 import sys
 import threading
@@ -25,8 +28,13 @@ from graftlm.ab.measure.meter import Meter
 from graftlm.ab.measure.profile import Call, Plant, Profile, Round
 from graftlm.ab.pipeline import Pipeline
 from graftlm.core.errors import ConfigError
-from graftlm.machine import busy_core_seconds
+from graftlm.machine import busy_core_seconds, version_of
 
+ENGINE_MODULES = {
+    "torch": "torch", "transformers": "transformers", "langchain-core": "langchain_core", "dspy": "dspy",
+    "llama-index-core": "llama_index.core", "guidance": "guidance", "openai": "openai",
+}  # fmt: skip
+"""Packages whose versions a report shows, with the module that an engine's process has loaded then."""
 MAX_SHOWN = 80
 """Characters of an answer that are shown in an error."""
 
@@ -35,15 +43,17 @@ class Worker:
     """A runner of one pipeline on one engine, round by round."""
 
     def __init__(self, path: Path, engine: str, model: str, plant: Plant | None = None,
-                 framework: str | None = None, swap: str | None = None) -> None:  # fmt: skip
+                 framework: str | None = None, swap: str | None = None, dtype: str | None = None) -> None:  # fmt: skip
         self._meter = Meter()
         self.errors = LoggedErrors()
         self._pipeline = Pipeline.load(path, framework) if swap is None else Pipeline.of_script(path, swap)
         self._engine = self._pipeline.engine(engine)
-        self._model, self._plant = model, plant
+        self._model, self._plant, self._dtype = model, plant, dtype
         self._llm: Any = None
         self._inputs = dict(enumerate(self._pipeline.inputs))  # the inputs by number, without those that were left out
         self._remembered: list[Any] = []
+        self._num_tried = 0
+        self._is_counting = False
         disable_framework_caches()
 
     def describe(self) -> dict[str, Any]:
@@ -64,7 +74,10 @@ class Worker:
         Returns: notes on this engine for the reader of a report.
         """
         is_endpoint = "://" in self._engine.label  # the model's name is the user's, not a folder
-        self._llm = self._engine.open(self._model if is_endpoint else local_name(self._model))
+        named = self._model if is_endpoint else local_name(self._model)
+        if self._dtype is not None and not is_endpoint:
+            named = with_dtype(named, self._dtype, Path(os.environ["DSPY_CACHEDIR"]) / "model")
+        self._llm = self._engine.open(named)
         self._meter.attach()
         self._pipeline.answer(self._llm, self._pipeline.held_out or self._pipeline.inputs)
         self._meter.attach()
@@ -79,15 +92,38 @@ class Worker:
             f"The CPU time of {name} is that of its client alone: its process was not found." for name in unseen
         ]
 
+    def facts(self) -> dict[str, str | None]:
+        """Return dtype and device of the engine's weights, and the versions of its packages; None where unknown."""
+        weights = next((runtime.stats().weights for runtime in self._meter.runtimes), None)
+        model = next(iter(self._meter.models), None)
+        if model is not None:
+            weights = str(model.dtype).removeprefix("torch.")
+        device = getattr(model, "device", None) or next(map(_device, self._meter.runtimes), None)
+        used = [name for name, module in ENGINE_MODULES.items() if module in sys.modules]
+        versions = {name: version_of(name) for name in ["graftlm"] * bool(self._meter.runtimes) + used}
+        versions["Python"] = platform.python_version()
+        return {
+            "dtype": weights or None,
+            "device": None if device is None else str(device),
+            "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        }
+
     def leave_out(self, inputs: Sequence[int]) -> None:
         """Skip these inputs from now on."""
         for i in inputs:
             self._inputs.pop(i, None)
 
-    def probe(self) -> dict[int, str]:
-        """Run every input alone, unmeasured; return the errors by input."""
+    def probe(self, seconds: float) -> tuple[dict[int, str], list[int]]:
+        """Run every input alone, unmeasured; begin none after `seconds`.
+
+        Returns: the errors by input, and the inputs that were not run.
+        """
         failed: dict[int, str] = {}
+        self._num_tried, ends = 0, time.monotonic() + seconds
         for i, one in self._inputs.items():
+            if self._num_tried and time.monotonic() > ends:
+                return failed, list(self._inputs)[self._num_tried :]
+            self._num_tried += 1
             self.errors.clear()
             try:
                 self._pipeline.answer(self._llm, [one])
@@ -95,12 +131,12 @@ class Worker:
                 raise
             except Exception as error:
                 failed[i] = self.told(error)
-        return failed
+        return failed, []
 
     def round(self) -> Round:
         """Run all inputs once and measure. The prefix caches are empty at the start."""
         inputs = list(self._inputs.values())
-        self._meter.start()
+        self._start()
         if isinstance(history := getattr(self._llm, "history", None), list):  # DSPy's history: a script may print it
             history.clear()
         self.errors.clear()
@@ -139,6 +175,12 @@ class Worker:
             **peak_memory(),
         )
 
+    def _start(self) -> None:
+        """Reset all counts, which takes a while: until then they are of the round before."""
+        self._is_counting = False
+        self._meter.start()
+        self._is_counting = True
+
     def _judged(self, inputs: Sequence[Any], answers: Sequence[Any]) -> list[bool] | None:
         """Judge each answer; None for a pipeline without `right`. Raises: RuntimeError if its `right` raises."""
         right = self._pipeline.right
@@ -157,7 +199,7 @@ class Worker:
 
     def inspect(self) -> Profile:
         """Run all inputs once more and note every call. Token ids are not returned: they would fill the pipe."""
-        self._meter.start()
+        self._start()
         with self._meter.watch():
             started = time.perf_counter()
             self._pipeline.answer(self._llm, list(self._inputs.values()))
@@ -196,7 +238,35 @@ class Worker:
         return text if not logged or logged.partition("the first ")[2] in text else f"{text}; {logged}"
 
     def calls(self) -> int:
-        return self._meter.work().calls or 0
+        return self._meter.work().calls or 0 if self._is_counting else 0
+
+    def num_tried(self) -> int:
+        return self._num_tried
+
+
+def _device(runtime: Any) -> Any:
+    """Return the device of a runtime's weights; None for weights that are elsewhere."""
+    runner = getattr(runtime._thread.engine, "runner", None)
+    return getattr(getattr(runner, "loaded", None), "device", None)
+
+
+def with_dtype(model: str, dtype: str, folder: Path) -> str:
+    """Make a folder that describes a model in another dtype, which every engine then loads.
+
+    Raises: ConfigError for a model that is no folder of config.json and weights.
+    """
+    source = Path(model)
+    if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
+        raise ConfigError(f"--dtype {dtype} needs a model folder with config.json and safetensors; {model!r} is none")
+    config = json.loads((source / "config.json").read_text())
+    folder.mkdir()
+    for path in filter(Path.is_file, source.iterdir()):
+        if path.suffix == ".safetensors":
+            (folder / path.name).symlink_to(path.resolve())
+        else:  # a chat template that is a link out of its folder is refused
+            shutil.copyfile(path, folder / path.name)
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": dtype, "torch_dtype": dtype}))
+    return str(folder)
 
 
 def local_name(model: str) -> str:
@@ -304,13 +374,14 @@ def peak_memory() -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _reporting(worker: Worker | None, say: Callable[[str, Any], None]) -> Iterator[None]:
-    """Report the number of answered calls, five times a second."""
+def _reporting(count: Callable[[], int], say: Callable[[str, Any], None]) -> Iterator[None]:
+    """Report a count five times a second, and at the end."""
     ended = threading.Event()
 
     def report() -> None:
-        while worker is not None and not ended.wait(0.2):
-            say("calls", worker.calls())
+        while not ended.wait(0.2):
+            say("calls", count())
+        say("calls", count())
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -341,7 +412,8 @@ def serve(commands: BinaryIO, replies: BinaryIO) -> None:
                 worker = Worker(**arguments)
                 value: Any = worker.describe()
             else:
-                with _reporting(worker if name == "round" else None, say):
+                counts = {"round": worker.calls, "inspect": worker.calls, "probe": worker.num_tried} if worker else {}
+                with _reporting(counts[name], say) if name in counts else contextlib.nullcontext():
                     value = getattr(worker, name)(**arguments)
             say("value", value)
         except ConfigError as error:

@@ -241,13 +241,43 @@ def test_the_warm_up_input_is_not_measured(idle: Path) -> None:
     assert quick(idle, "low").inputs == ["A", "bad", "c"]
 
 
-def test_different_answers_are_said_in_the_first_line(idle: Path) -> None:
+def test_different_answers_are_said(idle: Path) -> None:
     comparison = quick(idle, "low", "high")
     assert comparison.differences() == [
         "high answers 3 of 3 inputs differently.",
         "Calls could not be counted: low, high. An answer from a cache would not be seen.",
     ]
-    assert report.headline([comparison]).startswith("high answers 3 of 3 inputs differently.")
+    assert report.remarks([comparison])[0] == "high answers 3 of 3 inputs differently."
+
+
+def test_the_search_for_inputs_that_raise_ends_in_time(tmp_path: Path) -> None:
+    """It ran each of many slow inputs alone, whatever --minutes said."""
+    path = tmp_path / "slow_search.py"
+    path.write_text(
+        "import time\ndef inputs(): return list(range(100))\ndef warm_up(): return [0]\n"
+        "def run(llm, inputs):\n    if 1 in inputs: raise ValueError('no')\n"
+        "    time.sleep(0.1)\n    return list(inputs)\ndef low(model): return None\n"
+    )
+    started = time.monotonic()
+    comparison = compare(path, ["low"], rounds=1, minutes=0.02)
+    (result,) = comparison.results
+    assert time.monotonic() - started < 60 and 0 < len(comparison.inputs) < 99
+    assert list(result.left_out) == [1] and len(result.untried) == 99 - len(comparison.inputs)
+    assert any("inputs were left out: the search for inputs that raise with low" in one for one in comparison.notes)
+    assert "Left out: 1 of 100 inputs on which" in " ".join(comparison.differences())
+
+
+def test_an_engine_loads_the_dtype_that_is_asked_for(tmp_path: Path, model: str) -> None:
+    path = tmp_path / "typed.py"
+    path.write_text(
+        "from graftlm import Runtime\ndef graftlm(model): return Runtime(model)\n"
+        "def run(llm, inputs): return [c.text for c in llm.generate(inputs, max_tokens=2)]\n"
+        "def inputs(): return ['a', 'b']\n"
+    )
+    comparison = compare(path, ["graftlm"], model, rounds=1, minutes=0.01, dtype="bfloat16", is_watched=False)
+    (result,) = comparison.results
+    assert result.facts["dtype"] == "bfloat16" and result.profile is None
+    assert "in bfloat16; " in report.setting([comparison]) and "torch " in (result.facts["versions"] or "")
 
 
 def test_an_input_on_which_the_pipeline_raises_is_left_out_for_all(idle: Path) -> None:

@@ -138,11 +138,21 @@ def test_the_first_round_is_part_of_no_ratio_where_three_others_are() -> None:
     assert len(short.counted(short.results[1]).pairs) == 3
 
 
+def test_times_and_ratios_are_of_the_same_rounds() -> None:
+    ours = measured("graftlm", [1.0, 4.0, 1.0, 1.0, 1.0], ["a", "b"])
+    comparison = compared(measured("hf", [9.0, 2.0, 2.0, 2.0], ["a", "b"]), ours)
+    assert comparison.kept() == [1, 2, 3]
+    assert comparison.median_of(comparison.baseline, "wall_s") / comparison.median_of(ours, "wall_s") == 2.0
+    assert comparison.ratio(ours).value == pytest.approx(2.0)  # type: ignore[union-attr]
+
+
 def test_rounds_beside_other_programs_are_left_out_where_three_others_are() -> None:
     ours = loaded("graftlm", [(1.0, 0.0), (1.0, 0.0), (5.0, 0.5), (1.0, 0.0), (1.0, 0.05)])
     comparison = compared(measured("hf", [2.0] * 5, ["a", "b"]), ours)
     assert str(comparison.ratio(ours)) == "2.00x (1.81 to 2.21)"
-    assert comparison.load() == ["1 of 5 rounds are part of no ratio, because other programs took the engines' cores."]
+    assert comparison.load() == [
+        "1 of 5 rounds are part of no time and no ratio, because other programs took the engines' cores."
+    ]
 
 
 def test_a_ratio_beside_other_programs_is_said_to_be_one_and_has_a_wider_interval() -> None:

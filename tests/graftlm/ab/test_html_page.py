@@ -60,9 +60,13 @@ def _browsed(page: Path, profile: Path, *options: str) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        "Which city: graftlm is 2.0 times as fast as hf",
-        "gives 2 of 3 same answers; vllm has no result.",
-        "vllm failed. graftlm answers 1 of 3 inputs differently.",
+        "graftlm is 2.0 times as fast as hf",
+        "gives 2 of 3 equal answers; vllm has no result.",
+        "vllm failed.",
+        "graftlm answers 1 of 3 inputs differently.",
+        "2 equal answers of hf and graftlm",
+        "city: Which city?",
+        "0.5 s",
         "Speed-up over hf",
         "What the time was spent on",
         "Model calls over time",
@@ -109,4 +113,4 @@ def test_nothing_is_loaded_from_elsewhere_and_nothing_runs(page: Path) -> None:
 def test_an_engine_whose_baseline_failed_is_not_said_to_have_no_result() -> None:
     answered = EngineResult("graftlm", [Round(1.0, ["a"], None, Work())])
     compared = Comparison("city", "Which city?", "sprout", ["one"], [EngineResult("hf", error="no memory"), answered])
-    assert summary(compared) == "Which city: graftlm has nothing beside it: hf failed."
+    assert summary(compared) == "graftlm has nothing beside it: hf failed."
