@@ -16,7 +16,7 @@ from graftlm import Runtime
 def run(options: Options) -> Sequence[Row]:
     import torch
 
-    of = sizes(options)._replace(chats=options.choose(8, 24), turns=options.choose(3, 4))
+    of = sizes(options)[0]._replace(chats=options.choose(8, 24), turns=options.choose(3, 4))
     pause_s = options.choose(0.3, 2.0)
     host = HOST_BYTES if torch.cuda.is_available() else HOST_BYTES >> 7
     pool = of.total // 3

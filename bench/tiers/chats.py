@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.harness import Options, Row, timed
-from bench.tiers._setup import converse, opened, sizes
+from bench.tiers._setup import Sizes, converse, opened, sizes
 from graftlm.core.metrics import Stats
 
-HOST_BYTES = 20 << 30
+HOST_BYTES = 28 << 30
 """Bytes on a GPU; a tiny model takes a sixteenth of one in a thousand of it."""
 
 
 def run(options: Options) -> Sequence[Row]:
+    return [row for of in sizes(options) for row in _chats(of)]
+
+
+def _chats(of: Sizes) -> list[Row]:
     import torch
 
-    of = sizes(options)
     host = HOST_BYTES if torch.cuda.is_available() else HOST_BYTES >> 7
     ways = {
         "endless pool": {"max_tokens": 2 * of.total},
@@ -32,7 +35,9 @@ def run(options: Options) -> Sequence[Row]:
             runtime.reset_stats()
             seconds[name] = timed(lambda r=runtime, n=name: found.__setitem__(n, converse(r, of)), name)
             stats[name] = runtime.stats()
-    what = f"{of.chats} chats of {of.turns} turns, {of.total:,} tokens in a pool of {of.total // 3:,}"
+    what = (
+        f"{of.chats} chats of {of.turns} turns from {of.first} tokens on, {of.total:,} in a pool of {of.total // 3:,}"
+    )
     endless, evicted, kept = (stats[name].computed_tokens for name in ways)
     equal = sum(a == b for a, b in zip(found["host memory"], found["endless pool"], strict=True))
     shape = {"tier": {name: str(one.tiers) for name, one in stats.items()}, "seconds": seconds}

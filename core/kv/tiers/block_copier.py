@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.transfer import send
+
+if TYPE_CHECKING:
+    from graftlm.kernels.gpu.block_rows import BlockRows
 
 ALIGNMENT = 64
 """Bytes to whose multiples the tensors of a row are aligned."""
@@ -42,10 +46,10 @@ class BlockLayout:
     def __init__(self, parts: Sequence[torch.Tensor], block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self._parts = [(tuple(part.shape[1:]), part.dtype) for part in parts]
-        self._offsets: list[int] = []
+        self.offsets: list[int] = []
         self.num_bytes = 0
         for shape, dtype in self._parts:
-            self._offsets.append(self.num_bytes)
+            self.offsets.append(self.num_bytes)
             size = block_tokens * dtype.itemsize * int(torch.Size(shape).numel())
             self.num_bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -57,7 +61,7 @@ class BlockLayout:
     def views(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of rows, [num_rows, block_tokens, ...] each. rows: uint8 [num_rows, num_bytes]"""
         views = []
-        for offset, (shape, dtype) in zip(self._offsets, self._parts, strict=True):
+        for offset, (shape, dtype) in zip(self.offsets, self._parts, strict=True):
             full = (self.block_tokens, *shape)
             size = dtype.itemsize * int(torch.Size(full).numel())
             views.append(rows[:, offset : offset + size].view(_bits(dtype)).view(len(rows), *full))
@@ -113,6 +117,7 @@ class BlockCopier:
             shape = (2, 2, self.capacity, layout.num_bytes)  # direction, half
             self._buffers = torch.empty(shape, dtype=torch.uint8, device=self.device)
             self._free: list[list[torch.cuda.Event | None]] = [[None, None], [None, None]]
+            self._make_block_rows(parts)
 
     @property
     def idle(self) -> bool:
@@ -188,22 +193,42 @@ class BlockCopier:
             for view, part in zip(views[row], self._parts, strict=True):
                 part[start : start + size].copy_(view[0, offset : offset + size])
 
+    def _make_block_rows(self, parts: Sequence[torch.Tensor]) -> None:
+        """Prepare the kernel that copies all layers at once, and compile it, where Triton runs."""
+        self._block_rows: BlockRows | None = None
+        if triton_problem(self.device) is None:
+            from graftlm.kernels.gpu.block_rows import BlockRows
+
+            self._block_rows = BlockRows(parts, self.layout.offsets)
+            first = torch.zeros(3, 1, dtype=torch.int64, device=self.device)
+            self._block_rows.gather(first, self._buffers[1, 0])
+            self._block_rows.scatter(first, self._buffers[1, 0])
+
     def _gather_by_index(self, runs: Sequence[Run], rows: torch.Tensor) -> None:
-        block_tokens = self.layout.block_tokens
-        slots = np.zeros((len(rows), block_tokens), np.int64)
-        for row, offset, start, size in runs:
-            slots[row, offset : offset + size] = np.arange(start, start + size)
-        index = send(slots.reshape(-1), self.device)
-        for view, part in zip(self.layout.views(rows), self._parts, strict=True):
-            view.copy_(part.index_select(0, index).view(view.shape))
+        tokens = self._tokens_of(runs)
+        for view, part in self._slot_by_slot(self.layout.views(rows)):
+            view[tokens[2], tokens[1]] = part[tokens[0]]
+        if self._block_rows is not None:
+            self._block_rows.gather(tokens, rows)
 
     def _scatter_by_index(self, runs: Sequence[Run], rows: torch.Tensor) -> None:
+        tokens = self._tokens_of(runs)
+        for view, part in self._slot_by_slot(self.layout.views(rows)):
+            part.index_copy_(0, tokens[0], view[tokens[2], tokens[1]])
+        if self._block_rows is not None:
+            self._block_rows.scatter(tokens, rows)
+
+    def _tokens_of(self, runs: Sequence[Run]) -> torch.Tensor:
+        """Return slot, token in its row and row of each token. -> int64 [3, num_tokens], on the device"""
         slots = np.concatenate([np.arange(run.start, run.start + run.size) for run in runs])
-        places = np.concatenate([np.arange(run.offset, run.offset + run.size) for run in runs])
-        owners = np.repeat([run.row for run in runs], [run.size for run in runs])
-        to, token, row = send(np.stack([slots, places, owners]), self.device)
-        for view, part in zip(self.layout.views(rows), self._parts, strict=True):
-            part.index_copy_(0, to, view[row, token])
+        tokens = np.concatenate([np.arange(run.offset, run.offset + run.size) for run in runs])
+        rows = np.repeat([run.row for run in runs], [run.size for run in runs])
+        return send(np.stack([slots, tokens, rows]), self.device)
+
+    def _slot_by_slot(self, views: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the view and the part of each tensor that no kernel copies."""
+        left = range(len(views)) if self._block_rows is None else self._block_rows.left
+        return [(views[i], self._parts[i]) for i in left]
 
 
 def _bits(dtype: torch.dtype) -> torch.dtype:
