@@ -1,7 +1,8 @@
 """python -m bench gpu families: the execution of each family of transformers, on small models with random weights.
 
 Lane, decoder layers that run as few kernels, error of ragged batches beside the model's own forward, and whether greedy
-tokens in float32 are those of transformers. On a GPU the kernels of linear layers are named too. Without one the layers
+tokens in float32 are those of transformers, asked for in six ways (alone, cached, in a batch, forked, in chunks, after
+others were evicted). On a GPU the kernels of linear layers are named too. Without one the layers
 are those of the CPU; with TRITON_INTERPRET=1 those of a GPU, whose kernels then run in Triton's interpreter.
 
 --real builds published configurations (published.py) with random weights in bfloat16 instead, with as many layers as
@@ -31,11 +32,13 @@ FAMILIES = [
     "exaone4", "ernie4_5", "seed_oss", "hunyuan", "arcee", "apertus", "bitnet", "persimmon", "falcon", "gpt_neox",
     "gpt2", "gptj", "gpt_neo", "gpt_bigcode", "mpt", "bloom", "opt", "codegen", "biogpt", "xglm", "mixtral", "dbrx",
     "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "longcat_flash", "llama4", "jamba", "mamba2",
-    "lfm2",
+    "lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "granitemoehybrid", "nemotron_h", "falcon_h1",
+    "minimax_m2",
 ]  # fmt: skip
 ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Large enough for the kernels of Hopper."""
-PROMPT, NEW = 24, 12
+SHARED, OWN, NEW = 48, (5, 11, 20), 12
+"""Tokens of the prompts: those that all share, those of each alone; and of the answers."""
 WEIGHTS_SHARE, MAX_LEN = 0.5, 4_096
 """Share of the free memory for the weights of published configurations: some are held twice; and their context, in
 tokens."""
@@ -49,7 +52,6 @@ def judge(kind: str, *, interpret: bool) -> Row:
     """Report how a small model of this family runs."""
     import torch
 
-    from graftlm import Runtime
     from graftlm.core.config import CacheConfig, EngineConfig
     from graftlm.core.model.load import load_model
     from tests.models import FIXED, byte_tokenizer, greedy_reference, random_prompt, tiny_model
@@ -70,15 +72,13 @@ def judge(kind: str, *, interpret: bool) -> Row:
         except Exception as error:
             return row | {"why": f"no small model of it: {type(error).__name__}: {str(error).splitlines()[0][:80]}"}
     try:
-        prompt = random_prompt(PROMPT)
-        expected = greedy_reference(model, prompt, NEW)  # on the CPU, in float32
+        prompts = [random_prompt(SHARED) + random_prompt(own, seed=own) for own in OWN]
         if interpret and device.type == "cpu":
             row |= _interpreted(model)
         else:
-            options: dict[str, Any] = {"device": device.type, "cache": CacheConfig(max_tokens=POOL), "max_batch": BATCH}
-            with Runtime(model.to(device), tokenizer=byte_tokenizer(), dtype="float32", **options) as runtime:
-                found = runtime.generate(prompt, max_tokens=NEW, temperature=0.0, ignore_eos=True).token_ids
-            row["same_tokens"] = sum(a == b for a, b in zip(found, expected, strict=False))
+            expected = [greedy_reference(model, prompt, NEW) for prompt in prompts]  # on the CPU, in float32
+            row["ways"] = _ways(model.to(device), prompts, expected)
+            options = {"device": device.type, "cache": CacheConfig(max_tokens=POOL), "max_batch": BATCH}
             half = tiny_model(kind, **sizes).to(device, torch.bfloat16) if device.type == "cuda" else model
             loaded = load_model(half, EngineConfig(**options), byte_tokenizer())
             row |= {"lane": loaded.lane, "execution": loaded.execution, "error": loaded.error}
@@ -87,6 +87,34 @@ def judge(kind: str, *, interpret: bool) -> Row:
     except Exception as error:
         row["why"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
     return row | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def _ways(model: Any, prompts: list[list[int]], expected: list[list[int]]) -> dict[str, bool]:
+    """Ask for the greedy answers to `prompts` in six ways, in float32. -> whether each gives the expected ones"""
+    from graftlm import CacheConfig, Runtime
+    from tests.models import byte_tokenizer
+
+    sampling: dict[str, Any] = {"max_tokens": NEW, "temperature": 0.0, "ignore_eos": True}
+    options: dict[str, Any] = {"tokenizer": byte_tokenizer(), "dtype": "float32", "max_batch": BATCH}
+
+    def alone(runtime: Any) -> list[list[int]]:
+        return [runtime.generate(prompt, **sampling).token_ids for prompt in prompts]
+
+    found = {}
+    with Runtime(model, cache=CacheConfig(max_tokens=POOL), **options) as runtime:
+        found["alone"], found["cached"] = alone(runtime), alone(runtime)
+        runtime.clear_cache()
+        found["batch"] = [one.token_ids for one in runtime.generate(prompts, **sampling)]
+        forks = [runtime.generate(prompt, n=2, **sampling).completions for prompt in prompts]
+        found["forked"] = [fork.token_ids for fork, _ in forks]
+        if any(a.token_ids != b.token_ids for a, b in forks):
+            found["forked"] = []
+    longest = max(map(len, prompts)) + NEW
+    with Runtime(model, cache=CacheConfig(max_tokens=2 * longest), max_step_tokens=16, **options) as runtime:
+        found["chunked"] = [one.token_ids for one in runtime.generate(prompts, **sampling)]
+        runtime.generate([9] * (2 * longest - 8), max_tokens=1)
+        found["evicted"] = alone(runtime)
+    return {way: answers == expected for way, answers in found.items()}
 
 
 class SharedCard:
@@ -189,14 +217,15 @@ def cells(row: Row) -> tuple[str, ...]:
     if "around their own attention" in lane:
         layers += ", around attention"
     error = row.get("error")
-    tokens = row.get("same_tokens")
+    ways = row.get("ways", {})
+    failing = [way for way, same in ways.items() if not same]
     return (
         row["family"],
         row.get("lane", ""),
         layers,
         ", ".join(row.get("kernels", ())),
         f"{error:.0e}" if error is not None else "",
-        f"{tokens} of {NEW}" if tokens is not None else "",
+        ", ".join(["not " + way for way in failing]) or f"{len(ways)} ways" if ways else "",
         row.get("why") or why,
     )
 
