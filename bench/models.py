@@ -44,9 +44,9 @@ def random_model(size: Size, dtype: torch.dtype = torch.float32, kind: str = "ll
     return tiny_model(kind, **SHAPES[size]).to(dtype)
 
 
-def runtime(size: Size, dtype: torch.dtype = torch.float32, **options: Any) -> Runtime:
-    """Return a loaded runtime on a model of its own."""
-    built = Runtime(random_model(size, dtype), tokenizer=byte_tokenizer(), **options)
+def runtime(size: Size, dtype: torch.dtype = torch.float32, kind: str = "llama", **options: Any) -> Runtime:
+    """Return a loaded runtime on a model of its own, of a `kind` as in `random_model`."""
+    built = Runtime(random_model(size, dtype, kind), tokenizer=byte_tokenizer(), **options)
     built.load()
     return built
 

@@ -145,6 +145,10 @@ _cards: list[SharedCard] = []
 """The card of this process."""
 
 
+def _share(card: SharedCard) -> None:
+    _cards.append(card)
+
+
 def judge_published(name: str, num_layers: int | None) -> Row:
     """Report how a published configuration runs on a GPU, with so many layers or as many as fit."""
     from bench.gpu.published import PUBLISHED, bytes_of, layers_that_fit
@@ -262,14 +266,16 @@ def main(arguments: Sequence[str]) -> int:
         run = partial(judge_published, num_layers=given.layers)
         card = SharedCard(context, int(WEIGHTS_SHARE * torch.cuda.mem_get_info()[0]))
         # a published model leaves memory of its process behind, so each has a process of its own
-        options = {"max_tasks_per_child": 1, "initializer": _cards.append, "initargs": (card,)}
+        options = {"max_tasks_per_child": 1, "initializer": _share, "initargs": (card,)}
     pool = ProcessPoolExecutor(given.processes, context, **options)
     tasks = {pool.submit(run, kind): kind for kind in given.families}
     try:
         for done in as_completed(tasks, given.seconds):
             kind = tasks[done]
             failure = done.exception()
-            rows[kind] = done.result() if failure is None else {"family": kind, "why": type(failure).__name__}
+            rows[kind] = (
+                done.result() if failure is None else {"family": kind, "why": f"{type(failure).__name__}: {failure}"}
+            )
             print(" | ".join(cells(rows[kind])), file=sys.stderr, flush=True)
     except TimeoutError:
         print(f"not done: {', '.join(kind for kind in tasks.values() if kind not in rows)}", file=sys.stderr)

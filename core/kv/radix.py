@@ -310,12 +310,12 @@ class RadixTree:
 
     def continuation(self, peek: Peek, num_tokens: int) -> Ids:
         """The cached tokens that follow where `peek` ended: of the branch used last, at most `num_tokens`."""
-        if peek.inside is not None:
-            return peek.inside.key[peek.offset : peek.offset + num_tokens]
-        if not peek.node.children:
-            return np.empty(0, np.int32)
-        newest = max(peek.node.children.values(), key=_lru)
-        return newest.key[:num_tokens]
+        node = peek.inside or peek.node
+        found = node.key[peek.offset :] if peek.inside is not None else np.empty(0, np.int32)
+        while len(found) < num_tokens and node.children:
+            node = max(node.children.values(), key=_lru)
+            found = np.concatenate([found, node.key[: num_tokens - len(found)]])
+        return found[:num_tokens]
 
     def nodes(self) -> list[Node]:
         """Every node but the roots, parents before children."""

@@ -80,3 +80,25 @@ def test_checkpoints_lie_at_ends_of_pages() -> None:
 def test_another_namespace_shares_nothing() -> None:
     leader = sequence_of(list(range(50)))
     assert stops(started(leader, [sequence_of([*range(20), 99], namespace="b")]), leader) == []
+
+
+def test_prompts_that_end_like_one_whose_next_turn_parted_early_keep_a_state_before_that_tail() -> None:
+    cache = PrefixCache(100_000, CacheConfig(), num_states=8)
+    checkpoints, tail = Checkpoints(cache), [91, 92, 93]
+
+    def turn(ids: list[int]) -> list[int]:
+        sequence = sequence_of(ids)
+        sequence.progress.status = "running"
+        sequence.progress.num_computed = cache.start(sequence)
+        checkpoints.start(sequence, [])
+        found = stops(checkpoints, sequence)
+        assert cache.reserve(sequence, sequence.num_tokens)
+        sequence.progress.num_computed = sequence.num_tokens
+        cache.release(sequence, publish=True)
+        return found
+
+    first = [*range(30), *range(40, 60)]
+    assert turn(first + tail) == []
+    assert 50 in turn([*first, 7, *range(100, 130), *tail])  # parts before the tail, and teaches it
+    assert turn([200, *range(300, 340), *tail]) == [41]
+    assert turn([201, *range(300, 340)]) == []
