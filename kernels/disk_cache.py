@@ -18,10 +18,10 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -80,10 +80,15 @@ def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     buffer, named = io.BytesIO(), dict[str, Any](arrays)
     np.savez(buffer, **named)
     data = buffer.getvalue()
+    replace_file(path, lambda file: file.write(hashlib.sha256(data).digest() + data))
+
+
+def replace_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Let `fill` write a file that becomes `path` once it is complete; a full or read-only disk changes nothing."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
             try:
-                file.write(hashlib.sha256(data).digest() + data)
+                fill(cast(BinaryIO, file))
                 file.close()
                 os.replace(file.name, path)
             except BaseException:
@@ -110,20 +115,22 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
 
 def _read_own(path: Path) -> bytes | None:
     """Return the content of a plain file that only this user can write; None for links, folders, pipes and errors."""
+    with opened(path) as file, suppress(OSError):
+        return file.read() if file is not None else None
+    return None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO | None]:
+    """Open a plain file that only this user can write; None for links, folders, pipes and errors."""
     try:
         number = os.open(path, os.O_RDONLY | _OPENED)
     except OSError:
-        return None
-    try:
+        yield None
+        return
+    with open(number, "rb") as file:
         found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode) or not _is_private(found):
-            return None
-        with open(number, "rb", closefd=False) as file:
-            return file.read()
-    except OSError:
-        return None
-    finally:
-        os.close(number)
+        yield file if stat.S_ISREG(found.st_mode) and _is_private(found) else None
 
 
 def _is_private(found: os.stat_result) -> bool:

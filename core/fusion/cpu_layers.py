@@ -134,7 +134,7 @@ def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
     refused: dict[str, list[int]] = {}  # reason -> indices of the layers
     for layers, rotary in decoder_stacks(model):
         for number, layer in enumerate(layers):
-            parts = _parts_of(layer, rotary, switch)
+            parts = _parts_of(layer, rotary, switch, compared=not fusions.trusted)
             if isinstance(parts, str):
                 refused.setdefault(parts, []).append(number)
             else:
@@ -160,7 +160,9 @@ class _Found(NamedTuple):
     weights: LayerWeights
 
 
-def _parts_of(layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> tuple[LayerProbe, LayerWeights] | str:
+def _parts_of(
+    layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch, *, compared: bool
+) -> tuple[LayerProbe, LayerWeights] | str:
     """Return a layer's probe and weights, or the reason why the compiled code cannot compute it."""
     modules = LayerModules.of(layer)
     if isinstance(modules, str):
@@ -171,7 +173,9 @@ def _parts_of(layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> t
     if norm is None:
         return "no RMSNorm before its attention"
     try:
-        probe = LayerProbe.of(layer, rotary, norm.weight, max(_PROBED), switch)
+        probe = LayerProbe.of(
+            layer, rotary, norm.weight, max(_PROBED) if compared else 1, switch, compared=compared
+        )
     except Exception as error:  # its arguments or outputs differ: it keeps its own forward
         return f"it does not run by itself ({type(error).__name__})"
     if probe is None:
@@ -226,8 +230,11 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
             return out
         return linear(x.reshape(num_rows, -1)).view(*x.shape[:-1], -1)
 
-    probe = torch.randn(1, max(_PROBED), head.in_features).to(dtype)
-    if all(allclose(original(probe[:, :n]), forward(probe[:, :n]), TOLERANCE[dtype]) for n in _PROBED):
+    def same() -> bool:
+        probe = torch.randn(1, max(_PROBED), head.in_features).to(dtype)
+        return all(allclose(original(probe[:, :n]), forward(probe[:, :n]), TOLERANCE[dtype]) for n in _PROBED)
+
+    if fusions.passes(same):
         head.forward = forward
         fusions.add(partial(delattr, head, "forward"))
 
@@ -244,8 +251,7 @@ def _install(found: list[_Found], fusions: Fusions, refused: dict[str, list[int]
         prefill = DotLayer(decode, loops) if DotLayer.fits(decode) else PrefillLayer(weights, loops)
         parts = decode, BlockLayer(decode), prefill
         fused = FusedCpuLayer(*parts, probe.call.module, probe.call.params, layer.forward, compiled.space.num_rows)
-        others = [fused._replace(max_rows=0), fused._replace(max_rows=0, blocks=None)]
-        if all(_same(probe.first(n), fused) for n in _PROBED) and all(_same(probe, other) for other in others):
+        if fusions.passes(partial(_same_in_all_forms, probe, fused)):
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
             fusions.num_fused += 1
@@ -291,6 +297,12 @@ def _panels(modules: tuple[nn.Module, ...]) -> list[AnyPanels] | None:
     found = [module.panels() if isinstance(module, PackedLinear | PackedCodes) else None for module in modules]
     panels = [p for p in found if p is not None]
     return panels if len(panels) == len(found) else None
+
+
+def _same_in_all_forms(probe: LayerProbe, fused: FusedCpuLayer) -> bool:
+    """Return True if steps of few tokens, of blocks and of many compute what the layer's own forward does."""
+    others = [fused._replace(max_rows=0), fused._replace(max_rows=0, blocks=None)]
+    return all(_same(probe.first(n), fused) for n in _PROBED) and all(_same(probe, other) for other in others)
 
 
 def _same(probe: LayerProbe, fused: FusedCpuLayer) -> bool:

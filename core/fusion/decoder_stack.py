@@ -27,7 +27,8 @@ def stack_layers(loaded: LoadedModel, difference: Callable[[], str | None]) -> N
     reason = found if isinstance(found, str) else None
     if not isinstance(found, str):
         loaded.stack = found
-        reason = difference()
+        reason = None if loaded.fusions.trusted else difference()
+        loaded.fusions.num_refused += reason is not None
     if reason is not None:
         loaded.stack = None
         if not loaded.fusions.unfused:  # `unfused` gives the reason already

@@ -50,21 +50,24 @@ class LayerProbe:
         switch: AttentionSwitch,
         *,
         num_calls: int = 1,
+        compared: bool = True,
     ) -> LayerProbe | None:
         """Run the layer on random input; None if it attends another number of times. The layer's exceptions propagate.
 
-        like  [hidden_size]: its dtype and device are those of the input
+        like      [hidden_size]: its dtype and device are those of the input
+        compared  whether the output will be compared; else the attention call alone is wanted
         """
         hidden = torch.randn(1, num_tokens, like.shape[0], device=like.device).to(like.dtype)
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
         embeddings = rotations(rotary, hidden, positions, **_kind_of(layer, rotary))
         cos, sin = embeddings if isinstance(embeddings, tuple) else (embeddings, embeddings)
-        _, out = _run(layer, hidden, embeddings, switch)
-        # Scale the residual stream to the size of the addends. A larger one would hide an error of the sum; the
-        # rounding of a smaller one would count as an error.
-        share = float((out - hidden).float().norm() / hidden.float().norm())
-        hidden = hidden * min(max(share, 1e-2), 1.0)
         calls, out = _run(layer, hidden, embeddings, switch)
+        if compared:
+            # Scale the residual stream to the size of the addends. A larger one would hide an error of the sum; the
+            # rounding of a smaller one would count as an error.
+            share = float((out - hidden).float().norm() / hidden.float().norm())
+            hidden = hidden * min(max(share, 1e-2), 1.0)
+            calls, out = _run(layer, hidden, embeddings, switch)
         return cls(hidden, cos, sin, out, tuple(calls), embeddings) if len(calls) == num_calls else None
 
     def first(self, num_tokens: int) -> LayerProbe:

@@ -42,6 +42,8 @@ class Fusions:
     num_compact  linear layers that read their weight in 12 bits in steps of few tokens
     reasons      reasons for code that was not replaced, by the name of its class or operation
     unfused      reasons why decoder layers keep their own forward: on a GPU by layer, on a CPU with the layers' indices
+    trusted      whether an earlier load of the same files passed all comparisons with the model's own modules
+    num_refused  replacements that differed from their originals
     """
 
     num_packed: int = 0
@@ -50,10 +52,18 @@ class Fusions:
     num_fused: int = 0
     num_around: int = 0
     unfused: list[str] = field(default_factory=list)
+    trusted: bool = False
+    num_refused: int = 0
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def add(self, undo: Callable[[], None]) -> None:
         self._undo.append(undo)
+
+    def passes(self, same: Callable[[], bool]) -> bool:
+        """Return True if a replacement equals its original, by the comparison `same` or by that of an earlier load."""
+        passed = self.trusted or same()
+        self.num_refused += not passed
+        return passed
 
     def undo(self) -> None:
         """Restore the model's own modules and weights, last replaced first."""
@@ -104,7 +114,7 @@ def pack_quantised(model: nn.Module, fusions: Fusions, activations: Activations)
                 if id(weight) in shared
                 else pack(weight, None, arithmetic_of(weight, activations))
             )
-            if not _multiplies(panels, weight):
+            if not fusions.passes(partial(_multiplies, panels, weight)):
                 fusions.reasons["a quantised weight in its own format"] = "the loop's output differs"
                 continue
             if users[id(weight)] > 1:
@@ -144,9 +154,9 @@ def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None)
                 weight = child.get_parameter("weight")
                 in_place = weight.data_ptr() in shared
                 if files is not None and child is head and not in_place and len(weight) > outputs_of_piece(weight):
-                    packed = PackedPieces.of(child, partial(_pack, in_place=False))
+                    packed = PackedPieces.of(child, partial(_pack, fusions=fusions, in_place=False))
                 else:
-                    packed = _pack(child, in_place=in_place)
+                    packed = _pack(child, fusions, in_place=in_place)
                 if packed is None:
                     continue
                 replaced[id(child)] = packed
@@ -158,18 +168,21 @@ def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None)
             packed.release_original()
 
 
-def _pack(linear: nn.Module, *, in_place: bool) -> PackedLinear | None:
+def _pack(linear: nn.Module, fusions: Fusions, *, in_place: bool) -> PackedLinear | None:
     """Return `linear` with a packed weight; None if oneDNN refuses it or its output differs."""
     dtype = linear.get_parameter("weight").dtype
     if in_place and dtype is not torch.float32:
         return None  # oneDNN gains nothing without its own layout
     try:
         packed = PackedLinear(linear, in_place=in_place)
-        probe = torch.randn(3, packed.in_features).to(dtype)
-        same = allclose(linear(probe), packed(probe), TOLERANCE[dtype])
+        return packed if fusions.passes(partial(_equal, linear, packed, TOLERANCE[dtype])) else None
     except RuntimeError:  # oneDNN refuses this dtype or shape on this CPU
         return None
-    return packed if same else None
+
+
+def _equal(linear: nn.Module, packed: PackedLinear, tolerance: float) -> bool:
+    probe = torch.randn(3, packed.in_features).to(packed.dtype)
+    return allclose(linear(probe), packed(probe), tolerance)
 
 
 def _restorer(parent: nn.Module, name: str, packed: PackedLinear | PackedPieces) -> Callable[[], None]:

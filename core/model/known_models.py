@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.model.qualify import Reference
+    from graftlm.core.model.remembered.load_record import LoadRecord
+    from graftlm.core.model.remembered.packed_weights import PackedWeights
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose code in transformers the plain decoder follows: a short probe cannot show every difference."""
@@ -46,6 +48,8 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-3}
 
 _KEPT = 64
 """The number of records that the cache folder keeps."""
+
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,16 @@ class KnownModel:
             Rotations(tuple(rotary.inv_freq.tolist()), float(rotary.attention_scaling)),
         )
 
-    def read(self, source: str) -> PlainDecoder:
-        """Return the model, its weights mapped from the files of `source`.
+    def read(self, source: str, packed: PackedWeights | None = None) -> PlainDecoder:
+        """Return the model, its weights mapped from the files of `source`, or those of an earlier load.
 
         Raises Unlike, OSError, and the errors of safetensors.
         """
+        if packed is not None:
+            state = packed.state
+            decoder = self._decoder({name: x for name, x in state.items() if not (self.tied and name == _HEAD)})
+            packed.put(decoder)
+            return decoder
         gguf = listed_gguf(source)
         if gguf is None:
             return self._decoder(self._tensors(source))
@@ -161,7 +170,7 @@ class KnownModel:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         for name in sorted(names):
             with safe_open(str(folder / name), framework="pt") as file:
-                yield file, [key for key in file.keys() if not (self.tied and key == "lm_head.weight")]  # noqa: SIM118
+                yield file, [key for key in file.keys() if not (self.tied and key == _HEAD)]  # noqa: SIM118
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -194,11 +203,11 @@ def find(source: str, config: EngineConfig) -> KnownModel | None:
     return KnownModel.parsed(kept["record"].tobytes().decode()) if kept is not None else None
 
 
-def read_known(source: str, config: EngineConfig) -> PlainDecoder | None:
+def read_known(source: str, config: EngineConfig, record: LoadRecord) -> PlainDecoder | None:
     """Return the model in a folder, built without transformers; None if there is no valid record of it."""
     known = find(source, config)
     try:
-        return known.read(source) if known is not None else None
+        return known.read(source, record.weights()) if known is not None else None
     except Exception:  # transformers reports the error in the files
         return None
 
@@ -249,7 +258,7 @@ class FileTensor(NamedTuple):
 def _same_files(plain: nn.Module, files: dict[str, FileTensor]) -> bool:
     """Return True if files and loaded model agree in names, shapes, dtypes and the first row of each tensor."""
     own = plain.state_dict()
-    if set(own) - {"lm_head.weight"} != set(files) - {"lm_head.weight"}:
+    if set(own) - {_HEAD} != set(files) - {_HEAD}:
         return False
     return all(
         own[name].shape == found.shape

@@ -27,9 +27,12 @@ def default_attention(device: torch.device) -> AttentionFactory:
 
 
 def choose_lane(
-    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, config: EngineConfig
+    loaded: LoadedModel, reference: Reference | None, attention_factory: AttentionFactory, config: EngineConfig
 ) -> None:
-    """Choose the paged lane if the model passes its self-test; else the serial lane, with one warning."""
+    """Choose the paged lane if the model passes its self-test; else the serial lane, with one warning.
+
+    reference  None for a model whose earlier load passed
+    """
     try:
         found = discover(loaded.model, loaded.device)
     except Exception as failure:
@@ -59,7 +62,7 @@ def _take_over_states(loaded: LoadedModel) -> str | None:
 
 
 def _why_not_paged(
-    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, config: EngineConfig
+    loaded: LoadedModel, reference: Reference | None, attention_factory: AttentionFactory, config: EngineConfig
 ) -> str | None:
     """Return the reason against the paged lane; None if the model can run in it, if only with KV in its own dtype."""
     compact = may_be_compact(loaded, config)

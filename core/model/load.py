@@ -22,6 +22,7 @@ from graftlm.core.model.known_models import learn, read_known
 from graftlm.core.model.lane import check_strict, choose_lane, default_attention
 from graftlm.core.model.qualify import AttentionFactory, Reference
 from graftlm.core.model.quantised.held import widen
+from graftlm.core.model.remembered.load_record import LoadRecord
 from graftlm.core.model.vision_probe import PictureReference, add_vision
 from graftlm.core.model.weights import choose_device, choose_dtype, leave_files, read_weights
 from graftlm.core.tensor_parallel.ranks import ranks_at_hand
@@ -50,7 +51,9 @@ def load_model(
     config = config or EngineConfig()
     device = choose_device(config.device)
     with CompileServer() if triton_problem(device) is None else nullcontext() as server:
-        loaded = _read(model, config, tokenizer, device)
+        record = _record_of(model, config, device) if attention_factory is None else None
+        loaded = _read(model, config, tokenizer, device, record)
+        loaded.fusions.trusted = record is not None and record.tested
         factory = attention_factory or default_attention(device)
         _choose_compact(loaded, config)
         if device.type == "cpu":
@@ -58,7 +61,7 @@ def load_model(
             widen(loaded.model)
         rehearsal = rehearse(loaded, config, factory, server=server)
         try:
-            reference = Reference.of(loaded)
+            reference = None if loaded.fusions.trusted else Reference.of(loaded)
         except Exception as error:
             raise ModelError(f"{loaded.name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
         pictures = PictureReference.of(loaded)
@@ -70,7 +73,7 @@ def load_model(
     ours = not isinstance(model, nn.Module)
     learned = (
         None
-        if isinstance(model, nn.Module) or ranks_at_hand() is not None
+        if isinstance(model, nn.Module) or ranks_at_hand() is not None or reference is None
         else learn(resolve(model, revision=config.revision), loaded, reference, config)
     )
     if device.type == "cpu":
@@ -91,12 +94,27 @@ def load_model(
     if device.type == "cpu":
         if learned is not None and loaded.lane == "paged":
             learned()
+        if record is not None and loaded.lane == "paged" and not loaded.fusions.num_refused:
+            record.keep(hf_model)
         give_back()
     return loaded
 
 
+def _record_of(
+    model: str | os.PathLike[str] | nn.Module, config: EngineConfig, device: torch.device
+) -> LoadRecord | None:
+    """Return the record of earlier loads on a CPU; None for loaded models and for parts of one."""
+    if device.type != "cpu" or isinstance(model, nn.Module) or ranks_at_hand() is not None:
+        return None
+    return LoadRecord.find(resolve(model, revision=config.revision), config)
+
+
 def _read(
-    model: str | os.PathLike[str] | nn.Module, config: EngineConfig, tokenizer: Any, device: torch.device
+    model: str | os.PathLike[str] | nn.Module,
+    config: EngineConfig,
+    tokenizer: Any,
+    device: torch.device,
+    record: LoadRecord | None,
 ) -> LoadedModel:
     """Put the model on its device and describe it; attention layers and lane are set later."""
     if isinstance(model, nn.Module):
@@ -112,7 +130,7 @@ def _read(
         if ranks is not None:
             hf_model = read_shard(source, config, ranks)
         else:
-            known = read_known(source, config) if device.type == "cpu" else None
+            known = read_known(source, config, record) if record is not None else None
             hf_model = known if known is not None else read_weights(source, config, device)
     check_weights_fit(name, hf_model, device)
     hf_model = hf_model.to(device).eval()

@@ -150,12 +150,13 @@ def _longest(loaded: LoadedModel) -> int:
 
 
 def qualify(
-    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, *, compact: bool = False
+    loaded: LoadedModel, reference: Reference | None, attention_factory: AttentionFactory, *, compact: bool = False
 ) -> str | None:
     """Return the reason against the paged lane; None if the model can run in it.
 
     Two steps of two rows each cover prefill, a second chunk, a decode step and a mixed batch.
-    compact  with KV in 12 bits
+    reference  None for a model whose earlier load agreed with it
+    compact    with KV in 12 bits
     """
     for layer, spec in enumerate(loaded.layers):
         reason = attention_factory(allocate_kv((), 0, loaded.dtype, loaded.device, compact=compact)).supports(spec)
@@ -167,6 +168,8 @@ def qualify(
     for limit, cause in context_limits(loaded.text_config, loaded.layers):
         if loaded.max_model_len > limit:
             return f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane"
+    if reference is None:
+        return None
     if not loaded.rehearsed:  # on a GPU kernels compile in parallel
         launches = (
             partial(launch_ragged, loaded, attention_factory, compact=compact),
@@ -177,9 +180,11 @@ def qualify(
 
 
 def difference(
-    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, *, compact: bool = False
+    loaded: LoadedModel, reference: Reference | None, attention_factory: AttentionFactory, *, compact: bool = False
 ) -> str | None:
     """Return the difference or failure of a ragged batch beside the model's own forward; None if it agrees."""
+    if reference is None:
+        return None
     try:
         return _difference(loaded, reference, attention_factory, compact)
     except Exception as failure:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.model.source import Prepared
 from graftlm.core.remote.config import EndpointConfig
-from graftlm.core.remote.endpoint import Endpoint
-from graftlm.core.remote.transport import loop
 
 if TYPE_CHECKING:
     from graftlm.core.engine_protocol import Engine
@@ -23,6 +21,8 @@ class EndpointSource:
     """A model by its name at an endpoint. Its tokenizer is available only if the user gave one."""
 
     def __init__(self, config: EndpointConfig, tokenizer: Any) -> None:
+        from graftlm.core.remote.endpoint import Endpoint  # half of the import of this package, unused by local models
+
         self.given_tokenizer = tokenizer
         self.endpoint = Endpoint(config, tokenizer)
 
@@ -58,6 +58,8 @@ class EndpointSource:
 
     def answers_on(self) -> bool:
         """Return True if the caller is on the loop of endpoints, where callbacks and listeners are called."""
+        from graftlm.core.remote.transport import loop
+
         return loop.is_here()
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:

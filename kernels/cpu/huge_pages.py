@@ -7,12 +7,17 @@ move them there afterwards, during concurrent reads.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 HUGE = 2 << 20
 """Bytes of a huge page of x86, and of ARM with pages of 4 KiB."""
@@ -37,6 +42,19 @@ def move_later(memory: Iterable[Range], delay_s: float = 0.5) -> None:
         timer = threading.Timer(delay_s, _move_all, [pieces])
         timer.name, timer.daemon = "graftlm huge pages", True
         timer.start()
+
+
+def huge_buffer(num_bytes: int) -> torch.Tensor:
+    """Allocate memory that begins at a huge page, and is in huge pages where Linux has them. -> uint8 [num_bytes]"""
+    import torch
+
+    memory = mmap.mmap(-1, num_bytes + HUGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    first = -whole.data_ptr() % HUGE
+    return whole[first : first + num_bytes]
 
 
 def blocks_of(memory: Iterable[Range]) -> list[Range]:

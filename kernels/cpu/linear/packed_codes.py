@@ -5,6 +5,9 @@ A weight is in memory once: as panels, which a tied head and embedding share.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -34,6 +37,11 @@ class PackedCodes(nn.Linear):
     def dtype(self) -> torch.dtype:
         """Return the weight's dtype, without the copy of `weight`."""
         return self._panels.dtype
+
+    @property
+    def whole(self) -> QuantisedPanels:
+        """Return the weight without the bias, inputs in any order."""
+        return self._panels._replace(bias=None)
 
     def panels(self) -> QuantisedPanels | None:
         """Return the weight for compiled layers; None if its inputs are in another order."""
@@ -86,3 +94,22 @@ class PackedRows(nn.Embedding):
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
             raise IndexError(f"an id of {ids.tolist()[:8]} is no row of the embedding, which has {self.num_embeddings}")
         return self.panels.gather(ids).view(*input.shape, -1)
+
+
+def put_packed(model: nn.Module, weights: Mapping[str, QuantisedPanels]) -> None:
+    """Replace linear layers and embeddings of `model` by packed ones.
+
+    weights  by the names of the replaced tensors: "model.layers.0.mlp.up_proj.weight"
+    """
+    for name, panels in weights.items():
+        path = name.removesuffix(".weight")
+        parent_path, _, child = path.rpartition(".")
+        plain: Any = model.get_submodule(path)
+        taken: Any = panels  # the original has its shape alone: the weight is in panels already
+        packed: PackedCodes | PackedRows
+        if isinstance(plain, nn.Embedding):
+            packed = PackedRows(QuantisedEmbedding(taken, plain.padding_idx), panels)
+        else:
+            packed = PackedCodes(QuantisedLinear(taken, plain.bias), panels)
+        packed._original[0].quantised = None
+        setattr(model.get_submodule(parent_path), child, packed.eval())

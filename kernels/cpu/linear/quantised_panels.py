@@ -47,6 +47,10 @@ class QuantisedPanels(NamedTuple):
     dtype: torch.dtype
 
     @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_out, self.num_in
+
+    @property
     def depth(self) -> int:
         return self.num_in
 
