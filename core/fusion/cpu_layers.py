@@ -173,9 +173,7 @@ def _parts_of(
     if norm is None:
         return "no RMSNorm before its attention"
     try:
-        probe = LayerProbe.of(
-            layer, rotary, norm.weight, max(_PROBED) if compared else 1, switch, compared=compared
-        )
+        probe = LayerProbe.of(layer, rotary, norm.weight, max(_PROBED) if compared else 1, switch, compared=compared)
     except Exception as error:  # its arguments or outputs differ: it keeps its own forward
         return f"it does not run by itself ({type(error).__name__})"
     if probe is None:
