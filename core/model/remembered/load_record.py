@@ -1,4 +1,4 @@
-"""LoadRecord: the files that an earlier load of the same model left: that its self-tests passed, and its packed weights.
+"""LoadRecord: the files that an earlier load of a model left: a note that its self-tests passed, and packed weights.
 
 The name of the files is a digest of everything that changes a number of the load: the identity of the weight files,
 their sampled content, the options, the processor, threads, versions, environment and this package's code.

@@ -2,8 +2,9 @@
 
     magic, size of the header (8 bytes), digest of the header (32 bytes), header (JSON), padding, tensors
 
-The tensors are read into huge pages of this process, and each piece is compared with its digest there: no change of the
-file, not even one during the read, becomes a weight. Files are replaced as a whole, so processes may write the same one.
+The tensors are read into huge pages of this process, and each piece is compared with its digest there: no change of
+the file, not even one during the read, becomes a weight. Files are replaced as a whole, so that several processes may
+write the same one.
 """
 
 from __future__ import annotations

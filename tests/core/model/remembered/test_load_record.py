@@ -12,8 +12,8 @@ import pytest
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.fusion import cpu_layers, linears
-from graftlm.core.model import load
 from graftlm.core.model.load import load_model
+from graftlm.core.model.qualify import Reference
 from graftlm.core.model.remembered import packed_weights
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.cpu.linear.packed_codes import PackedCodes
@@ -55,13 +55,17 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The comparisons and packings that loads make."""
     made: list[str] = []
     for module, name in ((linears, "_multiplies"), (linears, "pack"), (cpu_layers, "_same_in_all_forms")):
-        original: Callable[..., Any] = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *args, original=original, name=name: made.append(name) or original(*args)
-        )
-    original = load.Reference.of
-    monkeypatch.setattr(load.Reference, "of", lambda loaded: made.append("reference") or original(loaded))
+        monkeypatch.setattr(module, name, noted(made, name, getattr(module, name)))
+    monkeypatch.setattr(Reference, "of", noted(made, "reference", Reference.of))
     return made
+
+
+def noted(made: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        made.append(name)
+        return function(*args)
+
+    return call
 
 
 def test_a_second_load_compares_and_packs_nothing_and_answers_as_the_first(
@@ -87,7 +91,7 @@ def test_other_weights_options_and_threads_are_compared_again(
     assert answer(path)[0] != first and "reference" in comparisons
     for change in ({"activations": "int8"}, {"strict": True}, {"max_model_len": 50}):
         comparisons.clear()
-        load_model(path, EngineConfig(device="cpu", dtype="bfloat16", quiet=True, **change))  # type: ignore[arg-type]
+        load_model(path, EngineConfig(device="cpu", dtype="bfloat16", quiet=True, **change))
         assert "reference" in comparisons, change
     comparisons.clear()
     monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
@@ -107,7 +111,8 @@ def test_a_damaged_file_of_packed_weights_is_not_used(
         data[-5_000] ^= 1
     elif damage == "header":
         data[60] ^= 1
-    file.write_bytes({"cut": data[:-4096], "empty": b""}.get(damage, bytes(data)))
+    data = data[:-4096] if damage == "cut" else data[:0] if damage == "empty" else data
+    file.write_bytes(data)
     comparisons.clear()
     assert answer(path) == first and "pack" in comparisons
     assert not file.exists()
