@@ -103,11 +103,76 @@ def litellm_chat() -> None:
     assert Person.model_validate_json(found)
 
 
+def agents_run() -> None:
+    """The Agents SDK in its default mode: the Responses API, with tracing off and no other option."""
+    import asyncio
+
+    import agents
+    import openai
+
+    @agents.function_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"sun in {city}"
+
+    agents.set_tracing_disabled(True)
+    agents.set_default_openai_client(openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none"))
+
+    def agent(tool_choice: str | None = None, **given: Any) -> Any:
+        settings = agents.ModelSettings(temperature=0, max_tokens=80, tool_choice=tool_choice)
+        return agents.Agent(name="helper", model="sprout", model_settings=settings, **given)
+
+    async def run() -> None:
+        assert "baker" in (await agents.Runner.run(agent(), ASK)).final_output
+        events = [event.type async for event in agents.Runner.run_streamed(agent(), ASK).stream_events()]
+        assert "raw_response_event" in events
+        caller = agent("required", tools=[weather], tool_use_behavior="stop_on_first_tool")
+        assert "sun in" in (await agents.Runner.run(caller, RAIN)).final_output
+        assert (await agents.Runner.run(agent(output_type=Person), ASK)).final_output.name
+
+    asyncio.run(run())
+
+
+def pydantic_ai_run() -> None:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        model: Any = kind("sprout", provider=provider)
+        settings: Any = {"temperature": 0, "max_tokens": 80}
+        agent = Agent(model, model_settings=settings)
+        text = agent.run_sync(ASK[0]["content"]).output
+        assert "baker" in text
+        stream = agent.run_stream_sync(ASK[0]["content"])
+        assert list(stream.stream_text())[-1] == text
+        assert (
+            Agent(model, output_type=NativeOutput(Person), model_settings=settings).run_sync("Mara is a baker.").output
+        )
+        assert Agent(model, output_type=Person, model_settings=settings).run_sync("Mara is a baker.").output.name
+
+
+def instructor_create() -> None:
+    import instructor
+    import openai
+
+    client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none")
+    given: Any = {"model": "sprout", "messages": ASK, "response_model": Person, "temperature": 0, "max_tokens": 80}
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
+        assert instructor.from_openai(client, mode=mode).chat.completions.create(**given, max_retries=0).name
+    partial = instructor.from_openai(client).chat.completions.create_partial(**given, max_retries=0)
+    assert [*partial][-1].name
+
+
 JOBS: dict[str, list[Callable[[], None]]] = {
     "openai": [openai_chat, openai_responses],
     "anthropic": [anthropic_messages],
     "ollama": [ollama_chat],
     "litellm": [litellm_chat],
+    "openai-agents": [agents_run],
+    "pydantic-ai-slim": [pydantic_ai_run],
+    "instructor": [instructor_create],
 }
 
 
