@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, fields
+from operator import add
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from graftlm.core.execution.step_plan import StepPlan
     from graftlm.core.request import OpenRequest
+
+
+STEP_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of tokens in a step, those of vLLM's histogram."""
+
+
+class StepTokens(tuple[int, ...]):
+    """Numbers of steps with up to each of STEP_BOUNDS tokens, then of larger ones, then the tokens of all steps."""
+
+    def __new__(cls, counts: Iterable[int] = (0,) * (len(STEP_BOUNDS) + 2)) -> StepTokens:
+        return super().__new__(cls, counts)
+
+    def __add__(self, other: Iterable[int]) -> StepTokens:  # type: ignore[override]
+        return StepTokens(map(add, self, other))
+
+    def ran(self, num_tokens: int, num_steps: int) -> StepTokens:
+        """Return the counts with `num_steps` steps more, of `num_tokens` each."""
+        counts = list(self)
+        counts[bisect_left(STEP_BOUNDS, num_tokens)] += num_steps
+        counts[-1] += num_tokens * num_steps
+        return StepTokens(counts)
 
 
 @dataclass
@@ -19,6 +44,7 @@ class Counters:
     failed_steps     steps that raised; their sequences were rerun in parts, and sequences that failed alone ended
     images           pictures and videos in the prompts of started requests, of `image_tokens` tokens
     drafted_tokens   draft tokens that were verified; `accepted_tokens` of them were accepted
+    step_tokens      steps by the number of their tokens
     """
 
     requests: int = 0
@@ -42,10 +68,12 @@ class Counters:
     forward_s: float = 0.0
     sample_s: float = 0.0
     commit_s: float = 0.0
+    step_tokens: StepTokens = StepTokens()
 
     def ran(self, plan: StepPlan, num_steps: int, seconds: float) -> None:
         """Count `num_steps` steps over the rows of `plan` that took `seconds` together."""
         self.steps += num_steps
+        self.step_tokens = self.step_tokens.ran(plan.num_tokens, num_steps)
         self.largest_batch = max(self.largest_batch, len(plan.rows))
         self.shared_prefix_steps += num_steps * bool(len(plan.wire.prefix_lens))
         self.drafted_tokens += plan.num_drafts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from graftlm.core.errors import RequestCancelled
-from graftlm.core.metrics import Stats
+from graftlm.core.metrics import STEP_BOUNDS, Stats
 from graftlm.core.request import Completion
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _HISTOGRAMS = {
     "request_params_max_tokens": ("limit of a request's tokens, where it sets one", TOKENS),
     "request_prompt_tokens": ("prompt tokens of a request", TOKENS),
     "request_generation_tokens": ("generated tokens of a request", TOKENS),
+    "request_max_num_generation_tokens": ("generated tokens of a request's longest answer", TOKENS),
+    "request_prefill_kv_computed_tokens": ("prompt tokens of a request that were not in the cache", TOKENS),
 }
 
 NUM_RECENT = 1_000
@@ -118,6 +121,9 @@ class Metrics(Collector):
         seen["e2e_request_latency_seconds"].observe(now_s - answer.arrived_s)
         seen["request_prompt_tokens"].observe(usage.prompt_tokens)
         seen["request_generation_tokens"].observe(usage.completion_tokens)
+        longest = max(len(one.token_ids) for one in completion.completions or [completion])
+        seen["request_max_num_generation_tokens"].observe(longest)
+        seen["request_prefill_kv_computed_tokens"].observe(usage.prompt_tokens - usage.cached_tokens)
         self._asked(answer)
         if timing is not None:
             self._first_s.append(timing.queue_s + timing.prefill_s)
@@ -183,14 +189,32 @@ class Metrics(Collector):
         below = zip((*map(str, SHORT_S), "+Inf"), accumulate(self._between), strict=True)
         gaps.add_metric(self._labels, list(below), self._between_s)
         yield gaps
-        tokens = HistogramMetricFamily(
-            "vllm:iteration_tokens_total", "tokens of a step; sum and count only", labels=["model_name"]
-        )
-        tokens.add_metric(self._labels, [("+Inf", stats.steps)], stats.computed_tokens + stats.completion_tokens)
+        tokens = HistogramMetricFamily("vllm:iteration_tokens_total", "tokens of a step", labels=["model_name"])
+        *steps, num_tokens = stats.step_tokens
+        below = zip((*map(str, map(float, STEP_BOUNDS)), "+Inf"), accumulate(steps), strict=True)
+        tokens.add_metric(self._labels, list(below), num_tokens)
         yield tokens
+        memory = GaugeMetricFamily("graftlm:device_memory_bytes", "memory of a GPU", labels=["device", "kind"])
+        for device, used, total in device_memory():
+            memory.add_metric([device, "used"], used)
+            memory.add_metric([device, "total"], total)
+        yield memory
         page = self._runtime.config.cache.page_size
         sizes = {"block_size": str(page), "num_gpu_blocks": str(stats.slots_total // page), "cache_dtype": stats.kv}
         yield InfoMetricFamily("vllm:cache_config", "the KV pool", value=sizes)
+
+
+def device_memory() -> list[tuple[str, int, int]]:
+    """Return the name, the used and the total bytes of each GPU that this process uses; [] without any."""
+    torch = sys.modules.get("torch")  # an engine of another process leaves torch out of this one
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        if torch.cuda.memory_reserved(index):
+            free, total = torch.cuda.mem_get_info(index)
+            found.append((f"cuda:{index} {torch.cuda.get_device_name(index)}", total - free, total))
+    return found
 
 
 def _share(num_slots: int, stats: Stats) -> float:

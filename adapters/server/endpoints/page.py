@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 import graftlm
 from graftlm.adapters.server.endpoints.body import Fields
+from graftlm.adapters.server.metrics import device_memory
 
 if TYPE_CHECKING:
     from graftlm.adapters.server.app import Server
@@ -75,6 +76,7 @@ class History:
             "first_token_s": server.metrics.first_token_s(),
             "responses": server.metrics.responses(),
             "memory_bytes": resident_bytes(),
+            "device_memory": [{"device": name, "used": used, "total": top} for name, used, top in device_memory()],
             "device": getattr(server.runtime.config, "device", ""),
             "counters": counts,
             "open": opened,

@@ -131,6 +131,9 @@ def test_a_cancelled_request_and_each_status_are_counted(server: Served) -> None
     assert after["vllm:iteration_tokens_total_count"] > before["vllm:iteration_tokens_total_count"]
     families = text_string_to_metric_families(server.get("/metrics")[1])
     samples = [sample for family in families for sample in family.samples]
+    steps = {s.labels["le"]: s.value for s in samples if s.name == "vllm:iteration_tokens_total_bucket"}
+    assert steps["8.0"] >= steps["1.0"] > 0
+    assert steps["+Inf"] == after["vllm:iteration_tokens_total_count"]
     assert {"400", "499"} <= {s.labels["status"] for s in samples if s.name == "graftlm:http_responses_total"}
     assert "abort" in {s.labels["finished_reason"] for s in samples if s.name == "vllm:request_success_total"}
 
