@@ -259,7 +259,7 @@ class OutputWriter:
         if output.first_s is None:
             output.first_s = time.monotonic()
         if sampling.logprobs:
-            output.logprobs.append(self._logprob(token_id, sampled))
+            output.logprobs.append(_logprob(self.tokenizer.token_bytes, token_id, sampled))
         # a grammar allows the end of text only where its text is complete, so there it always ends
         ignored = sampling.ignore_eos and output.matcher is None
         ends = token_id in self.tokenizer.eos_token_ids and not ignored
@@ -302,28 +302,18 @@ class OutputWriter:
         output.finish_reason = reason
 
     def _scored(self, sequence: Sequence, pin: int | None) -> Completion:
-        request = sequence.request
+        request, table = sequence.request, self.tokenizer.token_bytes
         return Completion(
             text="",
             token_ids=list(request.score_ids or []),
             finish_reason="stop",
             usage=Usage(sequence.num_prompt_tokens, sequence.progress.num_cached or 0),
-            logprobs=[self._logprob(s.token_id, s) for s in sequence.readout.scores] if sequence.scoring else None,
+            logprobs=[_logprob(table, s.token_id, s) for s in sequence.readout.scores] if sequence.scoring else None,
             request_id=request.id,
             miss=sequence.progress.miss,
             logits=sequence.readout.logits,
             pin=pin,
         )
-
-    def _logprob(self, token_id: int, sampled: Sampled | None) -> TokenLogprob:
-        logprob, top = (sampled.logprob, sampled.top) if sampled is not None else (None, ())
-        data, *top_data = (self._bytes(i) for i in (token_id, *(i for i, _ in top)))
-        shown = [(i, piece.decode("utf-8", "replace"), value) for (i, value), piece in zip(top, top_data, strict=True)]
-        return TokenLogprob(token_id, data.decode("utf-8", "replace"), logprob, tuple(shown), data, tuple(top_data))
-
-    def _bytes(self, token_id: int) -> bytes:
-        table = self.tokenizer.token_bytes
-        return table[token_id] if token_id < len(table) else b""
 
 
 def _too_short(sequence: Sequence, needed: str) -> ConfigError:
@@ -341,3 +331,12 @@ def _timing(sequence: Sequence) -> Timing:
     first_s = now if sequence.output.first_s is None else sequence.output.first_s
     started_s = first_s if sequence.progress.started_s is None else sequence.progress.started_s
     return Timing(max(0.0, started_s - arrived_s), max(0.0, first_s - started_s), now - first_s)
+
+
+def _logprob(table: Seq[bytes], token_id: int, sampled: Sampled | None) -> TokenLogprob:
+    """Return the log-probability of a token with its bytes. table: bytes of each token; ids beyond it have none"""
+    logprob, top = (sampled.logprob, sampled.top) if sampled is not None else (None, ())
+    ids = (token_id, *(i for i, _ in top))
+    data, *top_data = (table[i] if i < len(table) else b"" for i in ids)
+    shown = [(i, piece.decode("utf-8", "replace"), value) for (i, value), piece in zip(top, top_data, strict=True)]
+    return TokenLogprob(token_id, data.decode("utf-8", "replace"), logprob, tuple(shown), data, tuple(top_data))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
 from functools import cached_property
-from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.schema.algebra import kinds as kinds_of, scalars, text_language
+from graftlm.core.grammar.schema.algebra import kinds as kinds_of, scalars
 from graftlm.core.grammar.schema.algebra.cases import Cases
 from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, KindsBehind, possible_kinds
+from graftlm.core.grammar.schema.algebra.membership import Membership
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
@@ -38,13 +37,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     union,
 )
 from graftlm.core.grammar.schema.algebra.values import (
-    all_of,
-    any_of,
-    kind_of,
     narrow_literals,
-    number_has,
-    parse_value,
-    same_value,
 )
 
 if TYPE_CHECKING:
@@ -61,14 +54,14 @@ class _OpenError(Exception):
     """A part of a container leads back to the container, whose shape is being looked at."""
 
 
-class ShapeAlgebra:
+class ShapeAlgebra(Membership):
     """Set operations on shapes; `resolve` reads the target of a reference.
 
     standard  whether implied types count for nothing, also in what is written
     """
 
     def __init__(self, resolve: Callable[[str], Shape], *, standard: bool = False) -> None:
-        self.resolve = resolve
+        super().__init__(resolve)
         self.cases = Cases()
         self._standard = standard
         self._kinds = KindsBehind(resolve, standard=standard)
@@ -159,13 +152,9 @@ class ShapeAlgebra:
         self.excludes_unique |= not positive and isinstance(shape, Array) and shape.unique
         return shape if positive else Not(shape)
 
-    def pieces(self, shape: Shape, kind: str) -> list[scalars.Scalar]:
-        """The numbers or strings of `shape`, as alternatives without Not."""
-        return self._pieces(self.narrow(shape, kind), kind)
-
-    def pieces_outside(self, shape: Shape, kind: str) -> list[scalars.Scalar]:
-        """The numbers or strings that `shape` lacks, likewise."""
-        return self._pieces(self.narrow(shape, kind, positive=False), kind)
+    def pieces(self, shape: Shape, kind: str, *, outside: bool = False) -> list[scalars.Scalar]:
+        """Return the numbers or strings of `shape`, or those that it lacks, as alternatives without Not."""
+        return self._pieces(self.narrow(shape, kind, positive=not outside), kind)
 
     def _pieces(self, narrowed: Shape, kind: str) -> list[scalars.Scalar]:
         key = (narrowed, kind)
@@ -318,75 +307,3 @@ class ShapeAlgebra:
             return False
         finally:
             self._depth -= 1
-
-    def member(self, shape: Object, name: str) -> Shape:
-        """What the value of member `name` must be in `shape`; NOTHING where it may not occur."""
-        if shape.names is not None and not self.admits(shape.names, name):
-            return NOTHING
-        declared = shape.property(name)
-        if declared is not None:
-            return declared  # reading a schema already combined it with the patterns that its name fits
-        fitting = [item for pattern, item in shape.patterns if text_language.contains(pattern, name)]
-        return both(*fitting) if fitting else shape.additional
-
-    def admits(self, shape: Shape, value: Any) -> bool:
-        """Whether `value` (as `json.loads` gives it, numbers as int or Decimal) may have this shape."""
-        return self._truth(shape, value) is not False
-
-    def _truth(self, shape: Shape, value: Any) -> bool | None:
-        """None where a keyword that cannot be kept decides."""
-        match shape:
-            case Anything():
-                return True
-            case Unkept():
-                return None
-            case Union(parts):
-                return any_of(self._truth(part, value) for part in parts)
-            case Both(parts):
-                return all_of(self._truth(part, value) for part in parts)
-            case Not(inner):
-                found = self._truth(inner, value)
-                return None if found is None else not found
-            case ExactlyOne(parts):
-                found_all = [self._truth(part, value) for part in parts]
-                if found_all.count(True) > 1:
-                    return False
-                return None if None in found_all else True in found_all
-            case Reference(target):
-                return self._truth(self.resolve(target), value)
-            case Literals(texts):
-                return any(same_value(parse_value(text), value) for text in texts)
-            case Implied(inner):
-                return self._truth(inner, value) if KINDS_OF[type(inner)] == (kind_of(value),) else True
-            case Null():
-                return value is None
-            case Boolean():
-                return isinstance(value, bool)
-            case Number():
-                return isinstance(value, (int, Decimal)) and not isinstance(value, bool) and number_has(shape, value)
-            case Text():
-                return isinstance(value, str) and text_language.admits(shape, value)
-            case Array():
-                return isinstance(value, list) and self._array_has(shape, value)
-            case Object():
-                return isinstance(value, dict) and self._object_has(shape, value)
-
-    def _array_has(self, shape: Array, value: list[Any]) -> bool | None:
-        if len(value) < shape.min_items or (shape.max_items is not None and len(value) > shape.max_items):
-            return False
-        if shape.unique and any(same_value(a, b) for a, b in combinations(value, 2)):
-            return False
-        for wanted in shape.contains:
-            found = [self._truth(wanted.shape, item) for item in value]
-            least, most = found.count(True), len(found) - found.count(False)
-            if most < wanted.least or (wanted.most is not None and least > wanted.most):
-                return False
-        return all_of(self._truth(item_at(shape, i), item) for i, item in enumerate(value))
-
-    def _object_has(self, shape: Object, value: dict[str, Any]) -> bool | None:
-        high = shape.max_properties
-        if len(value) < shape.min_properties or (high is not None and len(value) > high):
-            return False
-        if any(name not in value for name in shape.required):
-            return False
-        return all_of(self._truth(self.member(shape, name), item) for name, item in value.items())

@@ -294,7 +294,7 @@ class MemberWays:
             return text_language.spelled_patterns(test, wide)
         pieces = self._pieces(test)
         if wide:  # everything but what surely fails
-            failing = self._algebra.pieces_outside(test, "string")
+            failing = self._algebra.pieces(test, "string", outside=True)
             return nodes.Difference(nodes.star(json_text.NAME_CHAR), nodes.alternation(*map(_spelled, failing)))
         return nodes.alternation(*map(_spelled, pieces))
 
