@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.chat.messages import ImagePart, Message, TextPart, VideoPart
-from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
+from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, MediaText, place
 from graftlm.core.media.loading import load_image, read_image
 from graftlm.core.media.video import load_video
@@ -30,14 +30,11 @@ if TYPE_CHECKING:
 
 Part = ImagePart | VideoPart
 
-_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
-"""Threads that decode and process the pictures of a batch. Pillow and torch release the GIL."""
+_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+"""Threads that decode and process pictures. Pillow and torch release the GIL; each thread computes on one core."""
 
 _HOST_BYTES = 1 << 28
 """Bytes of the inputs that are kept on the host, beside those of requests under way."""
-
-_MOST_DIGESTS = 4096
-"""Files whose digest is kept, 100 bytes each."""
 
 _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 """Inputs that decide positions."""
@@ -72,10 +69,8 @@ class MediaProcessor:
         self._lock = threading.Lock()
         self._failure: ModelError | None = None
         self._hf: HfProcessor | None = None
-        self._items: OrderedDict[bytes, MediaItem] = OrderedDict()
-        self._digests: OrderedDict[bytes, bytes] = OrderedDict()  # of encoded bytes -> of the item
-        self._num_bytes = 0
-        self.num_processed = 0
+        self._items = ItemStore(_HOST_BYTES)
+        self._dtypes: set[Any] = set()
 
     @property
     def hf(self) -> HfProcessor:
@@ -108,6 +103,12 @@ class MediaProcessor:
                 found[kind] = token_id
         return found
 
+    def computes_in(self, dtype: Any) -> None:
+        """Note the dtype of an encoder: pixels are kept in it, or unchanged for encoders of several dtypes."""
+        self._dtypes.add(dtype)
+        if len(self._dtypes) > 1:
+            self._items.clear()
+
     # -- items -------------------------------------------------------------------------------------------------
 
     def load(self, parts: Sequence[Part], places: Sequence[str] = ()) -> list[MediaItem]:
@@ -115,17 +116,40 @@ class MediaProcessor:
 
         places  the place of each part, such as "message 2", for errors
         """
-        several = self.hf.several_differ and sum(isinstance(part, ImagePart) for part in parts) > 1
-        read = partial(self._item_at, among_several=several)
-        given = [(part, places[i] if places else "") for i, part in enumerate(parts)]
-        return list(self._pool.map(read, given)) if len(parts) > 1 else [read(one) for one in given]
+        (found,) = self.load_each([(parts, places)])
+        if isinstance(found, GraftError):
+            raise found
+        return found
 
-    def _item_at(self, given: tuple[Part, str], among_several: bool) -> MediaItem:
-        part, place = given
+    def load_each(self, prompts: Sequence[tuple[Sequence[Part], Sequence[str]]]) -> list[list[MediaItem] | GraftError]:
+        """Return the items of each prompt's parts, or its first error. All are read in one pool of threads.
+
+        prompts  parts and their places, as in `load`
+        """
+        given: list[tuple[Part, str, bool]] = []
+        for parts, places in prompts:
+            several = self.hf.several_differ and sum(isinstance(part, ImagePart) for part in parts) > 1
+            given += [(part, places[i] if places else "", several) for i, part in enumerate(parts)]
+        read = self._pool.map(self._try_item, given)
+        found: list[list[MediaItem] | GraftError] = []
+        for parts, _ in prompts:
+            items = [next(read) for _ in parts]
+            error = next((item for item in items if isinstance(item, GraftError)), None)
+            found.append(error or [item for item in items if isinstance(item, MediaItem)])
+        return found
+
+    def _try_item(self, given: tuple[Part, str, bool]) -> MediaItem | GraftError:
+        part, place, several = given
         try:
-            return self.item(part, among_several=among_several)
+            return self.item(part, among_several=several)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}" if place else str(error)) from error
+            if not place:
+                return error
+            named = ConfigError(f"{place}: {error}")
+            named.__cause__ = error
+            return named
+        except Exception as error:  # Pillow and processors raise any error
+            return failure_of(error)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -139,16 +163,17 @@ class MediaProcessor:
             return self._video(part)
         limits, urls = self._config.media, self._config.media_urls
         content = read_image(part.image, limits=limits, allow_urls=urls)
-        known = None
-        if isinstance(content, bytes):
-            known = b"%d" % among_several + hashlib.sha256(content).digest()
-            found = self._found(self._digests.get(known))
-            if found is not None:
-                return found
-        picture = load_image(content, limits=limits).picture
+        load = partial(self._image, content, among_several)
+        if not isinstance(content, bytes):
+            return load()
+        return self._items.of_file(b"%d" % among_several + hashlib.sha256(content).digest(), load)
+
+    def _image(self, content: Any, among_several: bool) -> MediaItem:
+        picture = load_image(content, limits=self._config.media).picture
         digest = self._digest("image", (*picture.size, among_several), picture.tobytes())
-        self._remember(known, digest)
-        return self._kept(digest, lambda: self.hf.image(picture, among_several=among_several))
+        return self._items.of_pixels(
+            digest, lambda: self._made(digest, self.hf.image(picture, among_several=among_several))
+        )
 
     def _video(self, part: VideoPart) -> MediaItem:
         if self.hf.markers["video"] is None or getattr(self.hf.hf, "video_processor", None) is None:
@@ -157,7 +182,7 @@ class MediaProcessor:
         video = load_video(part.video, part.num_frames, limits=limits, allow_urls=urls, fps=part.fps)
         times = repr((video.frames.shape, video.fps, video.num_total, video.indices.tolist()))
         digest = self._digest("video", (times,), video.frames.tobytes())
-        return self._kept(digest, lambda: self.hf.video(video))
+        return self._items.of_pixels(digest, lambda: self._made(digest, self.hf.video(video)))
 
     def _digest(self, kind: Kind, size: tuple[Any, ...], pixels: bytes) -> bytes:
         tag = f"{kind} {size}".encode()
@@ -166,50 +191,19 @@ class MediaProcessor:
         digest.update(pixels)
         return digest.digest()
 
-    def _found(self, digest: bytes | None) -> MediaItem | None:
-        """Return a kept item."""
-        if digest is None:
-            return None
-        with self._lock:
-            found = self._items.get(digest)
-            if found is not None:
-                self._items.move_to_end(digest)
-            return found
-
-    def _remember(self, known: bytes | None, digest: bytes) -> None:
-        """Keep the digest of the pixels of a file, so that it need not be decoded again."""
-        if known is not None:
-            with self._lock:
-                self._digests[known] = digest
-                while len(self._digests) > _MOST_DIGESTS:
-                    self._digests.popitem(last=False)
-
-    def _kept(self, digest: bytes, process: Callable[[], Processed]) -> MediaItem:
-        found = self._found(digest)
-        if found is not None:
-            return found
-        made = self._made(digest, process())
-        with self._lock:
-            self.num_processed += 1
-            if digest not in self._items:
-                self._items[digest] = made
-                self._num_bytes += made.num_bytes
-            while self._num_bytes > _HOST_BYTES and len(self._items) > 1:
-                _, gone = self._items.popitem(last=False)
-                self._num_bytes -= gone.num_bytes
-            return self._items[digest]
-
     def _made(self, digest: bytes, processed: Processed) -> MediaItem:
         kind: Kind = "video" if "pixel_values_videos" in processed.inputs else "image"
+        inputs = processed.inputs
+        if len(self._dtypes) == 1:
+            (dtype,) = self._dtypes
+            inputs = {name: x.to(dtype) if name.startswith("pixel_values") else x for name, x in inputs.items()}
         count = int((processed.ids == self.placeholders[kind]).sum())
         if not count:
             raise ConfigError(f"the model's processor made no tokens of the {kind}")
         added = self.hf.hf.tokenizer.added_tokens_decoder
         ends = (int(processed.ids[0]), int(processed.ids[-1]))
         alone = all(one in added for one in ends)
-        return MediaItem(
-            kind, digest, processed.text, processed.ids, count, self.placeholders[kind], processed.inputs, alone
-        )
+        return MediaItem(kind, digest, processed.text, processed.ids, count, self.placeholders[kind], inputs, alone)
 
     def fragment(self, kind: Kind) -> str:
         """Return the text that the chat template writes for a picture or a video inside a user's turn.
@@ -273,10 +267,19 @@ class MediaProcessor:
         convert = self.hf.hf.tokenizer.convert_ids_to_tokens
         return [str(convert(token_id)) for token_id in self.placeholders.values()]
 
-    def encode(self, text: MediaText, encode_text: Callable[[str], NDArray[np.int32]]) -> PromptInput:
-        """Tokenise a rendered prompt and put its pictures in. encode_text: a whole prompt to ids"""
-        ids, spans = self.ids(text, self.load(text.parts, text.places), encode_text)
-        return self.prompt(ids, spans)
+    def encode(
+        self, texts: Sequence[MediaText], encode_text: Callable[[str], NDArray[np.int32]]
+    ) -> list[PromptInput | GraftError]:
+        """Tokenise rendered prompts and put their pictures in. encode_text: a whole prompt to ids"""
+        encoded: list[PromptInput | GraftError] = []
+        for text, items in zip(texts, self.load_each([(x.parts, x.places) for x in texts]), strict=True):
+            try:
+                encoded.append(
+                    items if isinstance(items, GraftError) else self.prompt(*self.ids(text, items, encode_text))
+                )
+            except Exception as error:
+                encoded.append(failure_of(error))
+        return encoded
 
     def ids(
         self,

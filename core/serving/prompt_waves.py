@@ -6,33 +6,76 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from graftlm.core.chat.messages import Message
+from graftlm.core.chat.messages import ImagePart, Message, VideoPart
+from graftlm.core.media.limits import IMAGE_PARTS, VIDEO_PARTS
 from graftlm.core.request import Request
 
 WAVE_CHARS = 1 << 16
 """Characters of new text in a wave, about 16,000 tokens: more than one step computes, and tokenised within a few
 steps: 180 ms passed before the engine had the first of 64 chats of 4,600 characters each. A batch with less text is
 submitted at once."""
+PICTURE_CHARS = WAVE_CHARS // 4
+"""Characters that a new picture counts as: four take about as long to process as the model takes for them."""
+
 _GRAIN = 512  # granularity of shared prefixes, in characters
 
 
 def waves(requests: Sequence[Request]) -> Iterator[slice]:
-    """Cut a batch, in its order, where `WAVE_CHARS` of text are reached. A shared prefix counts once.
+    """Cut a batch, in its order, where `WAVE_CHARS` of text are reached. A shared prefix and a picture count once.
 
     The cuts depend on the prompts alone, so that equal batches are cut alike.
     """
     texts = [_text(request.prompt) for request in requests]
-    if sum(map(len, texts)) <= WAVE_CHARS:
+    pictures = _new_pictures(requests)
+    if sum(map(len, texts)) + PICTURE_CHARS * sum(pictures) <= WAVE_CHARS:
         yield slice(0, len(texts))
         return
     new = _new_chars(texts)
     start = filled = 0
     for i, num_chars in enumerate(new):
-        filled += num_chars
+        filled += num_chars + PICTURE_CHARS * pictures[i]
         if filled >= WAVE_CHARS and i + 1 < len(new):
             yield slice(start, i + 1)
             start, filled = i + 1, 0
     yield slice(start, len(new))
+
+
+def _new_pictures(requests: Sequence[Request]) -> list[int]:
+    """Return the number of pictures and videos of each request that no earlier request has as the same object."""
+    seen: set[int | str | bytes] = set()
+    counts = []
+    for request in requests:
+        before = len(seen)
+        for message in _messages(request.prompt):
+            seen.update(_identity(part) for part in _parts(message) if _media_of(part) is not None)
+        counts.append(len(seen) - before)
+    return counts
+
+
+def _messages(prompt: Any) -> Sequence[Any]:
+    """Return the messages of a prompt; none of a text, of token ids, or of an invalid prompt."""
+    chat = isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Message | Mapping)
+    return prompt if chat else ()
+
+
+def _parts(message: Any) -> Sequence[Any]:
+    content = message.content if isinstance(message, Message) else message.get("content")
+    return content if isinstance(content, list | tuple) else ()
+
+
+def _media_of(part: Any) -> Any:
+    """Return the picture or video of a part of a message; None for text."""
+    if isinstance(part, ImagePart | VideoPart):
+        return part.image if isinstance(part, ImagePart) else part.video
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return part.get(kind, part) if kind in (*IMAGE_PARTS, *VIDEO_PARTS) else None
+
+
+def _identity(part: Any) -> int | str | bytes:
+    found = _media_of(part)
+    if isinstance(found, Mapping):
+        found = found.get("url", found)
+    return found if isinstance(found, str | bytes) else id(found)
 
 
 def _new_chars(texts: Sequence[str]) -> list[int]:
@@ -51,11 +94,14 @@ def _text(prompt: Any) -> str:
     """Return the text of a prompt that is to be tokenised; of its messages, without their template."""
     if isinstance(prompt, str):
         return prompt
-    if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Message | Mapping):
-        return ""  # token ids, or an invalid prompt that is refused later
-    return "\n".join(message.text if isinstance(message, Message) else _content(message) for message in prompt)
+    return "\n".join(
+        message.text if isinstance(message, Message) else _content(message) for message in _messages(prompt)
+    )
 
 
 def _content(message: Any) -> str:
-    content = message.get("content") if isinstance(message, Mapping) else None
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
+        return "".join(text for text in texts if isinstance(text, str))
     return content if isinstance(content, str) else "" if content is None else str(content)

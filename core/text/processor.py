@@ -67,8 +67,10 @@ class TextProcessor:
 
     def _encode(self, prompts: Sequence[str | PromptInput | GraftError]) -> list[PromptInput | GraftError]:
         """Tokenise the texts among `prompts` in one batch; return the other items as they are."""
-        if self.tokenizer.media is not None:
-            prompts = [self._with_media(prompt) if isinstance(prompt, MediaText) else prompt for prompt in prompts]
+        media = self.tokenizer.media
+        if media is not None:
+            with_media = iter(media.encode([p for p in prompts if isinstance(p, MediaText)], self._encode_whole))
+            prompts = [next(with_media) if isinstance(prompt, MediaText) else prompt for prompt in prompts]
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         most = None
         if self._max_tokens is not None and any(len(text) > _SHORT_CHARS for text in texts):
@@ -79,15 +81,6 @@ class TextProcessor:
             ids = next(encoded) if isinstance(prompt, str) else prompt
             results.append(PromptInput(ids) if isinstance(ids, np.ndarray) else ids)
         return results
-
-    def _with_media(self, prompt: MediaText) -> PromptInput | GraftError:
-        """Tokenise a rendered prompt with pictures, or return its error."""
-        media = self.tokenizer.media
-        assert media is not None
-        try:
-            return media.encode(prompt, self._encode_whole)
-        except Exception as error:
-            return failure_of(error)
 
     def _encode_whole(self, text: str) -> NDArray[np.int32]:
         most = self._max_tokens() if self._max_tokens is not None and len(text) > _SHORT_CHARS else None

@@ -37,6 +37,13 @@ def test_text_that_prompts_begin_with_counts_once() -> None:
     assert sizes(*(f"{document}{i}" for i in range(64))) == [64]
 
 
+@pytest.mark.parametrize("picture", [bytes, lambda i: {"url": f"data:{i}"}, lambda i: [i]])
+def test_a_wave_has_four_new_pictures(picture: Any) -> None:
+    pictures = [picture(i) for i in range(1, 7)] * 2
+    chats = [[{"role": "user", "content": [{"type": "image_url", "image_url": one}]}] for one in pictures]
+    assert sizes(*chats) == [4, 8]
+
+
 def test_the_engine_has_the_first_wave_before_the_next_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_waves, "WAVE_CHARS", 100)
     with ScriptedModel(lambda prompt: "yes").runtime() as runtime:
