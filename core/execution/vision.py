@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from graftlm.core.errors import EngineError
+from graftlm.core.execution.packed_attention import PackedAttention
 
 if TYPE_CHECKING:
     from graftlm.core.media.items import Kind, MediaItem
@@ -32,34 +33,47 @@ class Features(NamedTuple):
         return sum(layer.nbytes for layer in self.layers)
 
 
+_MOST_NUMBERS = 1 << 24
+"""Numbers of the pictures that are encoded in one call: three pictures of a megapixel. Streams wait meanwhile."""
+
+
 class Vision:
     """A model's encoder of pictures and videos.
 
     Features are kept by the item's digest, the least recently used go first; those of the step at hand always stay.
 
     max_bytes  limit of the kept features
+    batches    whether pictures of one shape may be encoded in one call
     """
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
         self.model, self.max_bytes = model, max_bytes
+        self.batches = False
         self.num_bytes = self.num_encoded = 0
         self._kept: OrderedDict[bytes, Features] = OrderedDict()
         self._inner: Any = model.model
         config: Any = model.config
         self._by_ids = bool(getattr(config.get_text_config(), "hidden_size_per_layer_input", 0))
         self._in_lists = False
+        self._packed = PackedAttention(model)
 
-    def features(self, item: MediaItem) -> Features:
-        """Return the embeddings of an item: kept ones, or computed now."""
-        found = self._kept.get(item.digest)
-        if found is not None:
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the encoder's inputs."""
+        dtype: torch.dtype = self._inner.dtype
+        return dtype
+
+    def features(self, items: Sequence[MediaItem]) -> list[Features]:
+        """Return the embeddings of items: kept ones, or computed now."""
+        missing = {item.digest: item for item in items if item.digest not in self._kept}
+        for batch in self.batched(list(missing.values())):
+            for item, made in zip(batch, self.encode(batch), strict=True):
+                self.num_encoded += 1
+                self._kept[item.digest] = made
+                self.num_bytes += made.num_bytes
+        for item in items:
             self._kept.move_to_end(item.digest)
-            return found
-        made = self._encode(item)
-        self.num_encoded += 1
-        self._kept[item.digest] = made
-        self.num_bytes += made.num_bytes
-        return made
+        return [self._kept[item.digest] for item in items]
 
     def forget(self) -> None:
         """Drop all kept features, and count from 0."""
@@ -71,26 +85,51 @@ class Vision:
             _, gone = self._kept.popitem(last=False)
             self.num_bytes -= gone.num_bytes
 
-    def _encode(self, item: MediaItem) -> Features:
-        encode = getattr(self._inner, f"get_{item.kind}_features")
+    def batched(self, items: Sequence[MediaItem]) -> list[list[MediaItem]]:
+        """Partition items into those that are encoded in one call each."""
+        if not self.batches:
+            return [[item] for item in items]
+        found: list[list[MediaItem]] = []
+        filling: dict[Any, list[MediaItem]] = {}
+        room: dict[Any, int] = {}
+        for item in items:
+            shapes = tuple((name, tuple(value.shape[1:])) for name, value in sorted(item.inputs.items()))
+            key = item.digest if _is_several(item) else (item.kind, shapes)
+            size = sum(value.numel() for value in item.inputs.values())
+            if key not in filling or room[key] < size:
+                filling[key], room[key] = [], _MOST_NUMBERS
+                found.append(filling[key])
+            filling[key].append(item)
+            room[key] -= size
+        return found
+
+    def encode(self, items: Sequence[MediaItem]) -> list[Features]:
+        """Compute the embeddings of items by one call of the encoder."""
+        encode = getattr(self._inner, f"get_{items[0].kind}_features")
         known = inspect.signature(inspect.unwrap(encode)).parameters
-        dtype, device = self._inner.dtype, self._inner.device
+        device = self._inner.device
         given: dict[str, Any] = {}
-        for name, value in item.inputs.items():
+        for name, first in items[0].inputs.items():
             if name not in known and name == "pixel_values_videos":
                 name = "pixel_values"  # the name in older versions of transformers
             if name in known:
-                given[name] = value.to(device, dtype) if value.is_floating_point() else value.to(device)
-        output: Any = encode(**given, return_dict=True)
+                value = first if len(items) == 1 else torch.cat([item.inputs[name] for item in items])
+                given[name] = value.to(device, self.dtype) if value.is_floating_point() else value.to(device)
+        with self._packed():
+            output: Any = encode(**given, return_dict=True)
         deep = getattr(output, "deepstack_features", None) or []
         self._in_lists = bool(deep) and isinstance(deep[0], list | tuple)
-        layers = tuple(_flat(layer) for layer in (output.pooler_output, *deep))
-        counts = {len(layer) for layer in layers}
-        if counts != {item.num_embeddings}:
+        layers = [_flat(layer) for layer in (output.pooler_output, *deep)]
+        counts = [item.num_embeddings for item in items]
+        if {len(layer) for layer in layers} != {sum(counts)}:
             raise EngineError(
-                f"the model's encoder made {sorted(counts)} embeddings of a picture with {item.num_embeddings} tokens"
+                f"the model's encoder made {sorted(map(len, layers))} embeddings of pictures with {sum(counts)} tokens"
             )
-        return Features(layers)
+        split = [layer.split(counts) for layer in layers]
+        whole = len(items) == 1
+        return [
+            Features(of_item if whole else tuple(x.clone() for x in of_item)) for of_item in zip(*split, strict=True)
+        ]
 
     def inputs(self, plan: WirePlan, input_ids: torch.Tensor) -> VisionInputs:
         """Encode the step's pictures that are not kept, and return the arguments of the model's forward.
@@ -99,9 +138,10 @@ class Vision:
         """
         kinds: dict[Kind, list[tuple[torch.Tensor, ...]]] = {}
         embedded = sorted(plan.embedded, key=lambda rows: rows.start)
+        features = self.features([rows.item for rows in embedded])
         parts = [
-            tuple(layer[rows.first : rows.first + rows.stop - rows.start] for layer in self.features(rows.item).layers)
-            for rows in embedded
+            tuple(layer[rows.first : rows.first + rows.stop - rows.start] for layer in of_item.layers)
+            for rows, of_item in zip(embedded, features, strict=True)
         ]
         self._trim()
         for rows, layers in zip(embedded, parts, strict=True):
@@ -141,6 +181,12 @@ class Vision:
 @contextmanager
 def _given(arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield arguments
+
+
+def _is_several(item: MediaItem) -> bool:
+    """Return True for an item that is encoded as several, or as a picture among several (LLaVA-OneVision)."""
+    count = item.inputs.get("batch_num_images")
+    return item.kind == "video" or (count is not None and int(count.sum()) > 1)
 
 
 def _flat(pooled: Any) -> torch.Tensor:

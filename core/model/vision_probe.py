@@ -87,16 +87,44 @@ def add_vision(
         loaded.vision = None
         loaded.no_pictures = f"{loaded.name} reads no pictures here: {difference}"
         return
+    loaded.vision.batches = not config.strict and _batches_agree(loaded, reference)
+    assert loaded.tokenizer is not None and loaded.tokenizer.media is not None
+    loaded.tokenizer.media.computes_in(loaded.vision.dtype)
     loaded.vision.forget()
+
+
+def _batches_agree(loaded: LoadedModel, reference: PictureReference) -> bool:
+    """Return True if pictures that are encoded in one call have the embeddings of each alone."""
+    vision, media = loaded.vision, loaded.tokenizer.media if loaded.tokenizer is not None else None
+    assert vision is not None and media is not None
+    items = [prompt.spans[0].values.item for prompt in reference.prompts]
+    items.append(media.item(_picture(len(items), _SIZES[0])))
+    vision.batches, limit = True, TOLERANCE.get(loaded.dtype, 6e-2)
+    try:
+        with torch.inference_mode():
+            for batch in vision.batched(items):
+                together = [features.layers for features in vision.encode(batch)]
+                alone = [vision.encode([item])[0].layers for item in batch]
+                pairs = [pair for both in zip(together, alone, strict=True) for pair in zip(*both, strict=True)]
+                if len(batch) > 1 and max(relative_error(*pair) for pair in pairs) >= limit:
+                    return False
+    except Exception:  # encoders raise any error for what they do not take
+        return False
+    return True
+
+
+def _picture(seed: int, size: tuple[int, int]) -> ImagePart:
+    from graftlm.core.media.loading import import_pillow
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), np.uint8)
+    return ImagePart(import_pillow().fromarray(pixels))
 
 
 def _prompt(loaded: LoadedModel, index: int, size: tuple[int, int]) -> PromptInput:
     assert loaded.tokenizer is not None
-    from graftlm.core.media.loading import import_pillow
     from graftlm.core.text.processor import TextProcessor
 
-    pixels = np.random.default_rng(index).integers(0, 256, (*size[::-1], 3), np.uint8)
-    part = ImagePart(import_pillow().fromarray(pixels))
+    part = _picture(index, size)
     if loaded.tokenizer.has_chat_template:
         return TextProcessor(loaded.tokenizer).encode([Message("user", (TextPart("What is "), part, TextPart("?")))])
     media = loaded.tokenizer.media

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,33 @@ def test_a_family_whose_pictures_differ_refuses_them_and_answers_texts(monkeypat
             runtime.generate(question("What is it?", CAT))
         assert answers(runtime, [question("No picture")]) == [expected]
         assert runtime.stats().execution.startswith("paged") and "differs" in runtime.stats().no_images
+
+
+def test_pictures_of_a_step_are_encoded_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, processor = random_vision_model("qwen2_5_vl")
+    pictures = [random_picture(seed, 60 + 30 * (seed % 2), 60) for seed in range(4)]
+    expected = [reference(model, processor, question("What?", one)) for one in pictures]
+    counts: list[int] = []
+    encode = vision.Vision.encode
+    with gl.Runtime(model, tokenizer=processor, device="cpu").load() as runtime:
+        monkeypatch.setattr(vision.Vision, "encode", lambda *given: counts.append(len(given[1])) or encode(*given))
+        assert answers(runtime, [question("What?", one) for one in pictures]) == expected
+    assert counts == [4]
+
+
+def test_an_encoder_whose_batches_differ_encodes_pictures_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, processor = random_vision_model("llava_onevision")
+    get = type(model.model).get_image_features
+
+    @functools.wraps(get)
+    def neighbours(self: Any, pixel_values: Any, *given: Any, **options: Any) -> Any:
+        return get(self, pixel_values + 0.1 * (len(pixel_values) - 1), *given, **options)
+
+    monkeypatch.setattr(type(model.model), "get_image_features", neighbours)
+    with gl.Runtime(model, tokenizer=processor, device="cpu").load() as runtime:
+        answers(runtime, [question("What?", CAT), question("What?", DOG)])
+        assert not runtime._thread.engine.runner.loaded.vision.batches
+        assert runtime.stats().no_images == "" and runtime.stats().images_encoded == 2
 
 
 def test_kept_features_stay_within_their_bound() -> None:
