@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def tensors(file: GgufFile, dtype: torch.dtype, held: HeldWeights) -> Iterator[t
         yield name, place if place is not None else weight.dense()
     for layer in range(int(file.get("block_count"))):
         if f"blk.{layer}.{_EXPERTS[0]}.weight" in file.tensors:
-            yield from _experts(file, layer, dtype)
+            yield from _experts(file, layer, dtype, held)
 
 
 def matrices(file: GgufFile) -> dict[str, bool]:
@@ -129,16 +129,40 @@ def _order(file: GgufFile, family: Family, info: TensorInfo) -> npt.NDArray[np.i
     return np.arange(info.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _experts(file: GgufFile, layer: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+def _experts(file: GgufFile, layer: int, dtype: torch.dtype, held: HeldWeights) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a layer's experts: gates and ups as one tensor [num_experts, 2 i, k]; GPT-OSS: transposed, alternating."""
-    prefix, to = f"blk.{layer}.", f"model.layers.{layer}.mlp.experts."
-    gate, up, down = (values_of(file.tensors[f"{prefix}{name}.weight"], dtype) for name in _EXPERTS)
-    if file.architecture != "gpt-oss":
-        yield to + "gate_up_proj", torch.cat([gate, up], 1)
-        yield to + "down_proj", down
-        return
-    yield to + "gate_up_proj", torch.stack([gate, up], 2).flatten(1, 2).transpose(1, 2).contiguous()
-    yield to + "down_proj", down.transpose(1, 2).contiguous()
-    gate, up, down = (values_of(file.tensors[f"{prefix}{name}.bias"], dtype) for name in _EXPERTS)
-    yield to + "gate_up_proj_bias", torch.stack([gate, up], 2).flatten(1)
-    yield to + "down_proj_bias", down
+    prefix, to = f"blk.{layer}.", f"model.layers.{layer}.mlp.experts"
+    infos = [file.tensors[f"{prefix}{name}.weight"] for name in _EXPERTS]
+    alternating = file.architecture == "gpt-oss"
+    places = _coded_experts(to, infos, dtype, held, alternating=alternating)
+    if places is not None:
+        yield from places.items()
+    else:
+        gate, up, down = (values_of(info, dtype) for info in infos)
+        if alternating:
+            both = torch.stack([gate, up], 2).flatten(1, 2).transpose(1, 2).contiguous()
+            down = down.transpose(1, 2).contiguous()
+        else:
+            both = torch.cat([gate, up], 1)
+        yield f"{to}.gate_up_proj", both
+        yield f"{to}.down_proj", down
+    if alternating:
+        gate, up, down = (values_of(file.tensors[f"{prefix}{name}.bias"], dtype) for name in _EXPERTS)
+        yield f"{to}.gate_up_proj_bias", torch.stack([gate, up], 2).flatten(1)
+        yield f"{to}.down_proj_bias", down
+
+
+def _coded_experts(
+    name: str, infos: Sequence[TensorInfo], dtype: torch.dtype, held: HeldWeights, *, alternating: bool
+) -> dict[str, torch.Tensor] | None:
+    """Keep the gates, ups and downs of a layer's experts as codes; None if these must be dense."""
+    gate, up, down = infos
+    if not all(map(is_quantised, infos)) or gate.kind != up.kind or not held.keeps_experts:
+        return None
+    num_experts = gate.shape[0]
+    gates, ups = (raw_bytes(info).reshape(num_experts, gate.shape[1], -1) for info in (gate, up))
+    both = np.stack([gates, ups], 2) if alternating else np.concatenate([gates, ups], 1)
+    gate_up = quantised(both.reshape(-1, both.shape[-1]), gate.kind, dtype)
+    return held.keep_experts(
+        name, gate_up, quantised(raw_bytes(down), down.kind, dtype), num_experts, transposed=alternating
+    )

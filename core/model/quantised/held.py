@@ -65,6 +65,11 @@ class HeldWeights:
         self.weights[name] = weight
         return torch.zeros((), dtype=weight.dtype).expand(weight.shape)
 
+    @property
+    def keeps_experts(self) -> bool:
+        """Return True if a kernel multiplies experts of some formats."""
+        return self._device.type == "cuda" and self._kept
+
     def keep_experts(
         self, name: str, gate_up: QuantisedWeight, down: QuantisedWeight, num_experts: int, *, transposed: bool
     ) -> dict[str, torch.Tensor] | None:
@@ -73,7 +78,7 @@ class HeldWeights:
         name     of their module
         gate_up  [num_experts * 2 n, k]; down [num_experts * k, n]; transposed: the module's parameters are
         """
-        if self._device.type != "cuda" or not self._kept or coded_problem(gate_up, down, num_experts) is not None:
+        if not self.keeps_experts or coded_problem(gate_up, down, num_experts) is not None:
             return None
         both = {"gate_up_proj": gate_up, "down_proj": down}
         held = {

@@ -15,8 +15,10 @@ from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.model.description import resolve
 from graftlm.core.model.gguf.reader import read_gguf
 from graftlm.core.model.load import load_model
+from graftlm.core.model.quantised import held
 from graftlm.core.model.weights import read_weights
 from graftlm.core.runtime import Runtime
+from graftlm.kernels.codes.expert_codes import codes_of
 from graftlm.kernels.quantised_modules import QuantisedLinear
 from graftlm.kernels.quantised_weight import QuantisedWeight
 from tests.gguf_files import metadata_of, tensors_of, tiny_gguf, write_gguf
@@ -101,16 +103,16 @@ def test_a_file_answers_as_transformers_does_and_is_known_to_later_loads(tmp_pat
     assert type(load_model(path, CPU).model).__name__ == "PlainDecoder"
 
 
-def quantised_tensors(model: Any) -> dict[str, Any]:
+def quantised_tensors(model: Any, kind: str = "llama") -> dict[str, Any]:
     """Tensors of a model whose matrices are Q8_0."""
-    tensors = tensors_of(model, "llama")
+    tensors = tensors_of(model, kind)
     for name, (value, _) in tensors.items():
-        if value.ndim == 2:
-            blocks = value.reshape(len(value), -1, 32)
+        if value.ndim >= 2 and name.endswith(".weight"):
+            blocks = value.reshape(*value.shape[:-1], -1, 32)
             d = (np.abs(blocks).max(-1, keepdims=True) / 127).astype(np.float16)
             codes = np.round(blocks / d.astype(np.float32)).clip(-127, 127).astype(np.int8)
             raw = np.concatenate([d.view(np.uint8), codes.view(np.uint8)], -1)
-            tensors[name] = raw.reshape(len(value), -1), "Q8_0"
+            tensors[name] = raw.reshape(*value.shape[:-1], -1), "Q8_0"
     return tensors
 
 
@@ -129,6 +131,29 @@ def test_a_quantised_file_runs_in_bfloat16_with_the_values_of_its_codes(tmp_path
     exact = read_weights(resolve(path), EngineConfig(device="cpu", dtype="float32"), torch.device("cpu"))
     q = exact.get_parameter("model.layers.0.self_attn.q_proj.weight")
     torch.testing.assert_close(q, model.get_parameter("model.layers.0.self_attn.q_proj.weight"), rtol=0, atol=3e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
+def test_experts_stay_codes_where_kernels_multiply_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, overrides, extra = FAMILIES[name]
+    model = tiny_model(kind, **overrides)
+    own = {f"{name}.{key.replace('__', '.')}": value for key, value in extra.items()}
+    path = write_gguf(tmp_path / "tiny.gguf", metadata_of(model, name) | own, quantised_tensors(model, name))
+    config = EngineConfig(device="cpu", dtype="bfloat16")
+    dense = read_weights(resolve(path), config, torch.device("cpu"))
+    monkeypatch.setattr(held.HeldWeights, "keeps_experts", True)
+    monkeypatch.setattr(held, "coded_problem", lambda *_: None)
+    read = read_weights(resolve(path), config, torch.device("cpu"))
+    experts = [module for module in read.modules() if codes_of(module)]
+    assert len(experts) == 2
+    for module, plain in zip(experts, (m for m in dense.modules() if hasattr(m, "down_proj")), strict=True):
+        for leaf, codes in codes_of(module).items():
+            assert torch.equal(codes.parameter(), plain.get_parameter(leaf)), leaf
+    ids = torch.tensor([random_prompt(24)])
+    with torch.inference_mode():
+        assert torch.equal(read(ids).logits, dense(ids).logits)
 
 
 def test_a_split_model_is_read_from_all_of_its_files(tmp_path: Path) -> None:
