@@ -18,6 +18,7 @@ from graftlm.core.errors import ModelError
 from graftlm.core.model.quantised.format_check import check_unexpected
 from graftlm.core.model.quantised.formats import Unread, mxfp4, read_layer, unreadable
 from graftlm.core.model.quantised.held import HeldWeights
+from graftlm.core.model.quantised.merged_experts import MergedExperts
 from graftlm.kernels.quantised_weight import QuantisedWeight
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def _state(
         elif found := _PART.fullmatch(name):
             layers.setdefault(found["layer"], {})[found["part"]] = name
     taken = {name for parts in (*layers.values(), *experts.values()) for name in parts.values()}
+    merged = MergedExperts(shapes, held)
     for layer, parts in layers.items():
         if f"{layer}.weight" in files.names:
             parts["weight"] = f"{layer}.weight"
@@ -112,8 +114,13 @@ def _state(
             weight = weight if part is None else part.weight(f"{layer}.weight", weight)
         except (Unread, KeyError, ValueError) as error:
             raise unreadable(source, layer, error) from error
+        found_experts = merged.add(layer, weight) if part is None else None
+        if found_experts is not None:
+            yield from found_experts
+            continue
         place = held.keep(f"{layer}.weight", weight)
         yield f"{layer}.weight", place if place is not None else weight.dense()
+    yield from merged.rest()
     if experts and part is not None:
         raise unreadable(source, next(iter(experts)), "experts in MXFP4 are not cut over several processes")
     yield from _experts(files, experts, held, dtype)

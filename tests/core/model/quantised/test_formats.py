@@ -16,8 +16,10 @@ from torch import nn
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.model.load import load_model
+from graftlm.core.model.quantised import held
 from graftlm.core.model.weights import read_weights
 from graftlm.core.runtime import Runtime
+from graftlm.kernels.codes.expert_codes import codes_of
 from graftlm.kernels.quantised_weight import VALUES
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
@@ -323,7 +325,7 @@ def test_modelopt_s_own_file_names_the_method(tmp_path: Path) -> None:
     assert all(torch.equal(read.get_parameter(key), value) for key, value in values.items())
 
 
-def test_quantised_experts_are_merged(tmp_path: Path) -> None:
+def test_quantised_experts_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model: Any = tiny_model("qwen3_moe")
     model.save_pretrained(tmp_path)
@@ -348,6 +350,12 @@ def test_quantised_experts_are_merged(tmp_path: Path) -> None:
     assert len(expected) == 4
     for key, value in expected.items():
         assert torch.equal(read.get_parameter(key), value), key
+    monkeypatch.setattr(held.HeldWeights, "keeps_experts", True)
+    monkeypatch.setattr(held, "coded_problem", lambda *_: None)
+    coded = read_weights(str(tmp_path), EngineConfig(device="cpu", dtype="bfloat16"), CPU)
+    for key, value in expected.items():
+        module, _, leaf = key.rpartition(".")
+        assert torch.equal(codes_of(coded.get_submodule(module))[leaf].values(), value.bfloat16()), key
 
 
 def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path) -> None:
