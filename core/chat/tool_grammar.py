@@ -212,7 +212,11 @@ def _complaint(
         values.append((None, answer.content))
     for name, value in values:
         schema = schemas[name]
-        if schema in unkept and (wrong := complaint(schema, value, unkept[schema])):
+        try:
+            wrong = complaint(schema, value, unkept[schema]) if schema in unkept else None
+        except GrammarError as error:  # a pattern that is no regular expression, say
+            raise error if name is None else GrammarError(f"tools: parameters of {name!r}: {error}") from error
+        if wrong:
             return wrong if name is None else f"arguments of {name!r}: {wrong}"
     return None
 

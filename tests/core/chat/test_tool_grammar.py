@@ -8,7 +8,7 @@ from graftlm.core.chat.messages import ToolCall
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tools import Tool
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.compile import Grammar
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -152,3 +152,10 @@ def test_allowed_tools_are_some_of_those_given(wrong: dict[str, Any]) -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {**allowed("auto", "add")["allowed_tools"], **wrong}}
     with pytest.raises(ConfigError, match="give .*'allowed_tools'.*'mode': 'auto' or 'required'"):
         ToolChoice.read(choice, (ADD, PUT))
+
+
+def test_a_tool_whose_calls_cannot_be_checked_is_named() -> None:
+    bad = Tool("oops", {"type": "object", "properties": {"n": {"type": "string", "pattern": "(?<=x)("}}})
+    check = tool_constraint(FORM, [ADD, bad], on_unsupported="check")["constraint"].check
+    with pytest.raises(GrammarError, match="parameters of 'oops'.*missing"):
+        check(write(("oops", {"n": "x"})))
