@@ -1,4 +1,4 @@
-"""JSON schemas of Python types whose every text pydantic reads: closed where pydantic's own are wider than it reads."""
+"""JSON schemas of Python types: pydantic reads every string that they admit. Pydantic's own schemas admit more."""
 
 from __future__ import annotations
 
