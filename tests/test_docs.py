@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import dataclasses
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from graftlm.adapters.server import metrics
+from graftlm.core.config import CacheConfig, EngineConfig, SchedulerConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -75,3 +80,20 @@ def test_each_page_is_reached_from_the_index() -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_are_short_on_average(page: Path) -> None:
+    script = runpy.run_path(str(ROOT / "docs/site/sentences.py"))
+    assert script["mean_length"](page.read_text()) <= script["LIMIT"]
+
+
+@pytest.mark.parametrize("options", [EngineConfig, CacheConfig, SchedulerConfig])
+def test_every_option_of_a_runtime_is_in_the_table(options: type) -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE)
+    assert {field.name for field in dataclasses.fields(options)} - set(rows) == set()
+
+
+def test_every_gauge_and_counter_of_the_server_is_in_the_table() -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    assert [name for name in (*metrics._GAUGES, *metrics._COUNTERS) if f"`{name}`" not in page] == []

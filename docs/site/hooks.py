@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)?((?:\.\./|notebooks/)[^)#]+)(?:#[^)]*)?\)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^):#]+)(?:#[^)]*)?\)")
 
 
 def on_startup(**_: Any) -> None:
@@ -21,9 +22,16 @@ def on_startup(**_: Any) -> None:
             (folder / "__init__.py").touch()  # griffe looks for names below packages only
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return the page with `text (path)` in place of links to files that the site does not have."""
-    return _OUTSIDE.sub(lambda link: f"{link[1]} (`{link[2].removeprefix('../')}`)", markdown)
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def shown(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[2]))
+        is_outside = target.startswith(("../", "notebooks/"))
+        return f"{link[1]} (`{target.removeprefix('../')}`)" if is_outside else link[0]
+
+    return _LINK.sub(shown, markdown)
 
 
 def _is_source(name: str) -> bool:

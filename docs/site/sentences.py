@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMIT = 25
 """Limit of the mean number of words."""
-_SKIPPED = re.compile(r"^(```|~~~).*?^\1\s*$|^---\n.*?^---\n|^\|.*?$|^#.*?$|<!--.*?-->|^:::.*?$|^    .*?$|<svg.*?</svg>|<[^>\n]+>",
+_SKIPPED = re.compile(r"^(```|~~~).*?^\1\s*$|^---\n.*?^---\n|^\|.*?$|^#.*?$|<!--.*?-->|^:::.*?$|^    .*?$|<[^>\n]+>",
                       re.MULTILINE | re.DOTALL)  # fmt: skip
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"`[^`]*`")
