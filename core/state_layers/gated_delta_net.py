@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,9 @@ from graftlm.kernels.recurrent.convolution import causal_convolution
 from graftlm.kernels.recurrent.delta_rule import EPSILON, DeltaInputs, delta_rule
 from graftlm.kernels.recurrent.state_pool import StateShape
 from graftlm.kernels.recurrent.state_step import StateStep
+
+if TYPE_CHECKING:
+    from graftlm.kernels.gpu.recurrent_decode import DeltaWeights
 
 
 class Projected(NamedTuple):
@@ -69,20 +72,43 @@ class GatedDeltaNet:
             parts.append(self._decode(projected.part(0, first), states, step.slots))
             step = step._replace(num_decode=0, slots=step.slots[:0])
         if first < len(x):
-            parts.append(self._by_definition(projected.part(first, None), states, step))
+            run = self._prefill if self._has_prefill(x) else self._by_definition
+            parts.append(run(projected.part(first, None), states, step))
         result: torch.Tensor = self.module.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
         return result
 
     def _decode(self, projected: Projected, states: tuple[torch.Tensor, ...], slots: torch.Tensor) -> torch.Tensor:
         """Run one token of each row by kernels. -> [num_rows, num_heads * v_dim]"""
-        from graftlm.kernels.gpu.recurrent_decode import DeltaWeights, convolve, gated_delta
+        from graftlm.kernels.gpu.recurrent_decode import convolve, gated_delta
 
-        module, (mixed, z, b, a), (cached, recurrent) = self.module, projected, states
-        assert self._norm is not None
-        conv = module.conv1d
+        (mixed, z, b, a), (cached, recurrent), conv = projected, states, self.module.conv1d
         mixed = convolve(mixed, cached, slots, conv_weight(conv), conv.bias, silu=True, columns=self.columns)
-        weights = DeltaWeights(module.num_k_heads, module.A_log, module.dt_bias, *self._norm)
-        return gated_delta(weights, mixed, (b, a, z), recurrent, slots, EPSILON)
+        return gated_delta(self._weights(), mixed, (b, a, z), recurrent, slots, EPSILON)
+
+    def _has_prefill(self, x: torch.Tensor) -> bool:
+        """Return True if kernels run rows of several tokens; in float32 they would compile for a minute."""
+        if self._norm is None or x.dtype is torch.float32 or triton_problem(x.device) is not None:
+            return False
+        from graftlm.kernels.gpu.recurrent_prefill import runs_prefill
+
+        return runs_prefill(x.device, self.module.head_k_dim, self.module.head_v_dim)
+
+    def _prefill(self, projected: Projected, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """Run rows of several tokens by kernels. -> [num_tokens, num_heads * v_dim]"""
+        from graftlm.kernels.gpu.recurrent_decode import gated_norm
+        from graftlm.kernels.gpu.recurrent_prefill import convolve_rows, delta_chunks
+
+        (mixed, z, b, a), (cached, recurrent), conv = projected, states, self.module.conv1d
+        assert step.ragged is not None
+        mixed = convolve_rows(mixed, cached, step.ragged, conv_weight(conv), conv.bias, silu=True, columns=self.columns)
+        out = delta_chunks(self._inputs(mixed, b, a), recurrent, step.ragged)
+        return gated_norm(self._weights(), out.flatten(1), z)
+
+    def _weights(self) -> DeltaWeights:
+        from graftlm.kernels.gpu.recurrent_decode import DeltaWeights
+
+        assert self._norm is not None
+        return DeltaWeights(self.module.num_k_heads, self.module.A_log, self.module.dt_bias, *self._norm)
 
     def _by_definition(self, projected: Projected, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """Run the convolution, the delta rule and the gated norm in torch. -> [num_tokens, num_heads * v_dim]"""
@@ -91,18 +117,22 @@ class GatedDeltaNet:
         if self.columns is not None:
             mixed = mixed.index_select(1, self.columns)
         mixed = causal_convolution(mixed, cached, step, conv_weight(conv), conv.bias, silu=True)
+        out = delta_rule(self._inputs(mixed, b, a), recurrent, step)
+        normed: torch.Tensor = module.norm(out.flatten(0, 1), z.reshape(-1, module.head_v_dim))
+        return normed.view(len(mixed), -1)
+
+    def _inputs(self, mixed: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> DeltaInputs:
+        """Return the inputs of the delta rule. mixed [num_tokens, ...]: q, k and v, after the convolution"""
+        module = self.module
         q, k, v = mixed.split([module.key_dim, module.key_dim, module.value_dim], -1)
         decay = -module.A_log.float().exp() * F.softplus(a.flatten(1).float() + module.dt_bias)
-        inputs = DeltaInputs(
+        return DeltaInputs(
             q.unflatten(1, (-1, module.head_k_dim)),
             k.unflatten(1, (-1, module.head_k_dim)),
             v.unflatten(1, (-1, module.head_v_dim)),
             decay.float(),
             b.flatten(1).sigmoid().float(),
         )
-        out = delta_rule(inputs, recurrent, step)
-        normed: torch.Tensor = module.norm(out.flatten(0, 1), z.reshape(-1, module.head_v_dim))
-        return normed.view(len(mixed), -1)
 
     def _project_packed(self, x: torch.Tensor) -> Projected:
         module = self.module
@@ -120,5 +150,6 @@ class GatedDeltaNet:
 
     def _project_apart(self, x: torch.Tensor) -> Projected:
         module = self.module
+        mixed = module.in_proj_qkv(x)  # first: where the four are packed, it computes all of them
         gates = module.in_proj_z(x), module.in_proj_b(x), module.in_proj_a(x)
-        return Projected(module.in_proj_qkv(x), *(gate.unflatten(1, (module.num_k_heads, -1)) for gate in gates))
+        return Projected(mixed, *(gate.unflatten(1, (module.num_k_heads, -1)) for gate in gates))

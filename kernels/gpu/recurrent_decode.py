@@ -162,7 +162,6 @@ def gated_delta(
     """
     b, a, z = gates
     _, heads, k_dim, v_dim = states.shape
-    out = torch.empty(len(mixed), heads * v_dim, dtype=mixed.dtype, device=mixed.device)
     read = torch.empty(len(mixed), heads * v_dim, dtype=torch.float32, device=mixed.device)
     group = heads // weights.num_k_heads
     _delta[(len(mixed), heads, triton.cdiv(v_dim, VALUES))](
@@ -171,8 +170,20 @@ def gated_delta(
         HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim,
         K_PAD=triton.next_power_of_2(k_dim), BLOCK=VALUES, num_warps=4,
     )  # fmt: skip
-    _gated_norm[(len(mixed), heads)](
-        read, z, weights.norm_weight, out, z.stride(0), z.stride(1), weights.eps,
-        HEADS=heads, GROUP=group, V_DIM=v_dim, V_PAD=triton.next_power_of_2(v_dim), num_warps=1,
+    return gated_norm(weights, read, z)
+
+
+def gated_norm(weights: DeltaWeights, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Norm each head of x [num_tokens, num_heads * v_dim], rounded to the dtype of z, and multiply it by silu(z).
+
+    z  [num_tokens, num_k_heads, group * v_dim], last dimension dense
+    -> [num_tokens, num_heads * v_dim], dtype of z
+    """
+    (v_dim,) = weights.norm_weight.shape
+    heads = x.shape[1] // v_dim
+    out = torch.empty(x.shape, dtype=z.dtype, device=x.device)
+    _gated_norm[(len(x), heads)](
+        x, z, weights.norm_weight, out, z.stride(0), z.stride(1), weights.eps,
+        HEADS=heads, GROUP=heads // weights.num_k_heads, V_DIM=v_dim, V_PAD=triton.next_power_of_2(v_dim), num_warps=1,
     )  # fmt: skip
     return out

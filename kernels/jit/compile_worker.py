@@ -37,6 +37,7 @@ KERNELS = (
     "gpu.norm",
     "gpu.rank_sum",
     "gpu.recurrent_decode",
+    "gpu.recurrent_prefill",
     "gpu.sampling.argmax",
     "gpu.sampling.nucleus",
     "gpu.sampling.token_mask",

@@ -36,12 +36,16 @@ class Chunks(NamedTuple):
     tokens  int64 [num_chunks, size]: the token at each place; num_tokens where there is none
     places  int64 [num_tokens]: the place of each token among all places of all chunks
     active  the number of rows that have an i-th chunk: those are the first rows
+    firsts  int64 [most chunks of a row]: the i-th chunk of the first row
+    counts  int64 [num_rows]: the chunks of each row
     """
 
     size: int
     tokens: torch.Tensor
     places: torch.Tensor
     active: tuple[int, ...]
+    firsts: torch.Tensor
+    counts: torch.Tensor
 
 
 class RaggedRows:
@@ -61,7 +65,7 @@ class RaggedRows:
         self.starts = (np.cumsum(lengths) - lengths)[order]
         self.slots = send(slots[order], device)
         self._taps: dict[int, Taps] = {}
-        size = MIN_CHUNK
+        size = MIN_CHUNK if device.type == "cpu" else MAX_CHUNK  # kernels of other sizes would compile in a request
         while size < min(MAX_CHUNK, int(lengths.max())):
             size *= 2
         self.chunks = self._cut(size)
@@ -80,7 +84,9 @@ class RaggedRows:
         flat = tokens.reshape(-1)
         held = np.flatnonzero(flat < self.num_tokens)
         places[flat[held]] = held
-        return Chunks(size, send(tokens, self.device), send(places, self.device), tuple(active))
+        firsts = np.cumsum(active) - active
+        sent = [send(numbers, self.device) for numbers in (tokens, places, firsts, num_chunks)]
+        return Chunks(size, sent[0], sent[1], tuple(active), sent[2], sent[3])
 
     def taps(self, kernel_size: int) -> Taps:
         """Return the inputs of a convolution over `kernel_size` tokens. Computed once for all layers of a step."""
