@@ -20,7 +20,9 @@ template                the chat is rendered with the given tokenizer's template
 none                    not supported: such a message begins a new turn, or is refused
 """
 
-ConstraintField = Literal["structured_outputs", "regex", "response_format", "json_schema", "grammar", "none"]
+ConstraintField = Literal[
+    "structured_outputs", "regex", "response_format", "json_schema", "json_object", "grammar", "none"
+]
 """Fields that hold a constraint: vLLM's, SGLang's, OpenAI's, and the two of llama.cpp, whose grammars are GBNF."""
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 

@@ -47,13 +47,14 @@ _FIELDS: Mapping[str, Mapping[ConstraintField, Callable[[Any], dict[str, Any]]]]
         },
         "structured_outputs": lambda value: {"structured_outputs": {"json": value}},
         "json_schema": lambda value: {"json_schema": value},
+        "json_object": lambda value: {"response_format": {"type": "json_object", "schema": value}},
     },
     "grammar": {
         "structured_outputs": lambda value: {"structured_outputs": {"grammar": value}},
         "grammar": lambda value: _gbnf(grammar_to_gbnf(value)),
     },
 }
-"""The fields that constrain an answer, by kind: vLLM's, SGLang's, OpenAI's and llama.cpp's."""
+"""The fields that constrain an answer, by kind: vLLM's, SGLang's, OpenAI's, llama.cpp's and its Python server's."""
 
 
 @dataclass(frozen=True)

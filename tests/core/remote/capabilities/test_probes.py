@@ -54,7 +54,7 @@ def test_a_server_that_drops_constraints_is_found_out_and_its_answers_are_mended
 
     with Server(continues('JSON: {"a": 7} and more')) as server, gl.Runtime("m", base_url=server.url) as rt:
         assert program.run(runtime=rt)["json"] == '{"a": 7}'
-        assert rt.usage.probe_calls == 3  # response_format, structured_outputs and json_schema
+        assert rt.usage.probe_calls == 4  # response_format, structured_outputs, json_schema and json_object
     with Server(continues('JSON: {"b": 7}', 'JSON: {"a": 8}')) as server, gl.Runtime("m", base_url=server.url) as rt:
         state = program.run(runtime=rt)
         assert state["json"] == '{"a": 8}'  # gone on with where it left the schema
