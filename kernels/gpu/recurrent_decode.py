@@ -1,4 +1,5 @@
-"""Decode rows of layers with a state: the causal convolution, and the gated delta rule from gates to gated norm."""
+"""Decode rows of layers with a state: the causal convolution, the gated delta rule from gates to gated norm, and the
+selective scan."""
 
 from __future__ import annotations
 
@@ -185,5 +186,59 @@ def gated_norm(weights: DeltaWeights, x: torch.Tensor, z: torch.Tensor) -> torch
     _gated_norm[(len(x), heads)](
         x, z, weights.norm_weight, out, z.stride(0), z.stride(1), weights.eps,
         HEADS=heads, GROUP=heads // weights.num_k_heads, V_DIM=v_dim, V_PAD=triton.next_power_of_2(v_dim), num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+SCANNED = 16
+"""Rows of a state of the scan for one program."""
+
+
+@triton.jit
+def _scan(
+    x, dt, b, c, a, states, slots, out, x_row, x_head, dt_row, b_row, b_group, c_row, c_group, slot_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, STATE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (row, head, block of the head's numbers): reads and writes its part of the head's state once."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i, n = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE_PAD)
+    i_ok, n_ok = i < DIM, n < STATE
+    ok = i_ok[:, None] & n_ok[None, :]
+    place = states + tl.load(slots + row) * slot_stride + head * DIM * STATE + i[:, None] * STATE + n[None, :]
+    state = tl.load(place, mask=ok, other=0.0)
+    step = tl.load(dt + row * dt_row + head)
+    value = tl.load(x + row * x_row + head * x_head + i, mask=i_ok, other=0.0).to(tl.float32)
+    write = tl.load(b + row * b_row + head // GROUP * b_group + n, mask=n_ok, other=0.0).to(tl.float32)
+    read = tl.load(c + row * c_row + head // GROUP * c_group + n, mask=n_ok, other=0.0).to(tl.float32)
+    state = state * tl.exp(step * tl.load(a + head)) + (value * step)[:, None] * write[None, :]
+    tl.store(place, state, mask=ok)
+    tl.store(out + (row * HEADS + head) * DIM + i, tl.sum(state * read[None, :], 1), mask=i_ok)
+
+
+def scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    a: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Run one token of each row through the selective scan (selective_scan.py), without its skip.
+
+    x       [num_rows, num_heads, head_dim]; b, c [num_rows, num_groups, state_dim]; last dimensions dense
+    dt      float32 [num_rows, num_heads], last dimension dense; a float32 [num_heads]
+    states  float32 [num_slots, num_heads, head_dim, state_dim], dense within a slot, written
+    slots   int64 [num_rows]
+    -> float32 [num_rows, num_heads, head_dim]
+    """
+    num_rows, heads, dim = x.shape
+    state_dim = states.shape[3]
+    out = torch.empty(num_rows, heads, dim, dtype=torch.float32, device=x.device)
+    _scan[(num_rows, heads, triton.cdiv(dim, SCANNED))](
+        x, dt, b, c, a, states, slots, out, x.stride(0), x.stride(1), dt.stride(0), b.stride(0), b.stride(1),
+        c.stride(0), c.stride(1), states.stride(0), HEADS=heads, GROUP=heads // b.shape[1], DIM=dim, STATE=state_dim,
+        STATE_PAD=triton.next_power_of_2(state_dim), BLOCK=SCANNED, num_warps=4,
     )  # fmt: skip
     return out

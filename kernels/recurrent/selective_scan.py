@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.recurrent.state_step import RaggedRows, StateStep
 
 
@@ -54,6 +55,10 @@ def selective_scan(
 
 def _decode(inputs: ScanInputs, a: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Run one token of each row. -> float32 [num_rows, num_heads, head_dim]"""
+    if triton_problem(states.device) is None:
+        from graftlm.kernels.gpu.recurrent_decode import scan
+
+        return scan(*inputs, a, states, slots)
     group = inputs.x.shape[1] // inputs.b.shape[1]
     b, c = (x.float().repeat_interleave(group, 1) for x in (inputs.b, inputs.c))
     state = states.index_select(0, slots) * (inputs.dt * a).exp()[..., None, None]

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from graftlm.kernels.gpu.recurrent_decode import DeltaWeights, convolve, gated_delta
+from graftlm.kernels.gpu.recurrent_decode import DeltaWeights, convolve, gated_delta, scan
 from graftlm.kernels.recurrent.convolution import _decode as convolve_in_torch
 from graftlm.kernels.recurrent.delta_rule import EPSILON, DeltaInputs, delta_rule
+from graftlm.kernels.recurrent.selective_scan import ScanInputs, selective_scan
 from graftlm.kernels.recurrent.state_step import StateStep
 from tests.kernels.gpu.test_elementwise import random
 
@@ -54,4 +55,19 @@ def test_the_gated_delta_rule_of_one_token(k_dim: int, v_dim: int) -> None:
     b, a, z = (gate.unflatten(1, (k_heads, -1)) for gate in (b, a, z))
     found = gated_delta(weights, mixed, (b, a, z), states, slots, EPSILON)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states, expected_states, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "state_dim"), [(16, 32), (20, 12)])
+def test_the_selective_scan_of_one_token(dim: int, state_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, groups, rows = 4, 2, 3
+    mixed, states = random(rows, heads * dim + 2 * groups * state_dim), random(6, heads, dim, state_dim)
+    x, b, c = mixed.split([heads * dim, groups * state_dim, groups * state_dim], -1)
+    inputs = ScanInputs(
+        x.unflatten(1, (-1, dim)), F.softplus(random(rows, heads)), *(y.unflatten(1, (groups, -1)) for y in (b, c))
+    )
+    a, slots, expected_states = -random(heads).exp(), torch.tensor([5, 2, 3]).to(mixed.device), states.clone()
+    monkeypatch.setattr("graftlm.kernels.recurrent.selective_scan.triton_problem", lambda _: "compared with")
+    expected = selective_scan(inputs, a, torch.zeros_like(a), expected_states, StateStep(rows, slots))
+    torch.testing.assert_close(scan(*inputs, a, states, slots), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(states, expected_states, rtol=1e-4, atol=1e-5)
