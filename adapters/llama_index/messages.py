@@ -110,7 +110,7 @@ def _arguments(arguments: Any, index: int) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"message {index} calls a tool with arguments that are not JSON: {error}") from error
     if not isinstance(arguments or {}, Mapping):
         raise ConfigError(f"message {index} calls a tool with arguments that are no JSON object: {arguments!r}")

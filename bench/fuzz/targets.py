@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 
 import pydantic
 
+import graftlm as gl
 from graftlm.adapters.server.bodies import LongTexts, count_json
 from graftlm.adapters.server.dialects.messages import MessagesBody
+from graftlm.adapters.server.dialects.ollama import GenerateBody, OllamaChatBody
+from graftlm.adapters.server.dialects.responses import ResponsesBody
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.endpoints.completions import CompletionBody
 from graftlm.adapters.server.settings import Limits as ServerLimits
@@ -74,6 +77,23 @@ def lark(data: bytes) -> None:
     _compiled(lambda: Lark(data.decode(errors="replace")))
 
 
+@functools.cache
+def _runtime() -> gl.Runtime:
+    """Return a runtime that is never loaded: it reads prompts only."""
+    return gl.Runtime("sprout")
+
+
+CONVERSIONS: dict[type[pydantic.BaseModel], Callable[[Any], ChatBody | CompletionBody | None]] = {
+    ChatBody: lambda given: given,
+    CompletionBody: lambda given: given,
+    MessagesBody: MessagesBody.to_chat,
+    ResponsesBody: lambda given: given.to_chat([]),
+    OllamaChatBody: OllamaChatBody.to_chat,
+    GenerateBody: GenerateBody.to_chat,
+}
+"""The conversion of each body to the request that its limits are checked of; None if it only loads a model."""
+
+
 def body(data: bytes) -> None:
     limits = ServerLimits(json_members=1000, json_values=1000, salt_chars=8, stop_chars=16, constraint_chars=32)
     counts = count_json(data, 10**9, 10**9)
@@ -83,17 +103,18 @@ def body(data: bytes) -> None:
         whole = None
     if isinstance(whole, dict):
         assert counts[0] >= len(whole) or len(data) < 2, "members are missed"
-    for kind in (ChatBody, CompletionBody, MessagesBody):
+    for kind, convert in CONVERSIONS.items():
         refused = LongTexts(limits, kind.model_fields).check(bytearray(data))
         try:
-            read: Any = kind.model_validate_json(data)
-        except pydantic.ValidationError:
-            continue
-        try:
+            read = convert(kind.model_validate_json(data))
+            if read is None:
+                continue
             read.check(limits)
-        except GraftError:
+            assert refused is None, f"a body is refused while it arrives that is valid: {refused}"
+            if isinstance(read, ChatBody) and not read.chat_template:
+                read.convert(_runtime())
+        except (pydantic.ValidationError, GraftError):
             continue
-        assert refused is None, f"a body is refused while it arrives that is valid: {refused}"
 
 
 def endpoint_stream(data: bytes) -> None:
@@ -158,6 +179,13 @@ TARGETS = {
         (
             b'{"model":"m","messages":[{"role":"user","content":"a"}],"stop":["b"],"max_tokens":1}',
             b'{"model":"m","prompt":"a","regex":"a","cache_salt":"s","logit_bias":{"1":2}}',
+            b'{"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":"b"}]}],'
+            b'"max_tokens":1,"tools":[{"name":"f","input_schema":{}}],"output_config":{"format":null},"thinking":null}',
+            b'{"input":[{"type":"function_call","call_id":"a","name":"f","arguments":"{}"},'
+            b'{"type":"function_call_output","call_id":"a","output":"b"}],"text":{"format":null},"tools":[]}',
+            b'{"messages":[{"role":"tool","content":"a","tool_calls":[{"function":{"name":"f","arguments":{}}}],'
+            b'"images":[]}],"options":{"num_predict":1,"top_k":2},"format":"json"}',
+            b'{"prompt":"a","system":"b","images":["aGk="],"options":{"stop":["a"],"seed":1},"think":false}',
         ),
     ),
     "endpoint_stream": Target(

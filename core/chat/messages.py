@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,11 +131,29 @@ def _to_message(message: Message | Mapping[str, Any], index: int) -> Message:
     return Message(
         role=role,
         content=_to_content(message.get("content"), where),
-        tool_calls=tuple(_to_tool_call(call, where) for call in message.get("tool_calls") or ()),
+        tool_calls=tuple(
+            _to_tool_call(call, where) for call in list_of(message.get("tool_calls"), where, "tool_calls")
+        ),
         tool_call_id=message.get("tool_call_id"),
         name=message.get("name"),
         thinking=str(message.get("reasoning_content") or message.get("reasoning") or ""),
     )
+
+
+def list_of(value: Any, where: str, name: str) -> Sequence[Any]:
+    """Return a list that a request gives as field `name`, () for none. Raises ConfigError for anything else."""
+    if value is None or isinstance(value, list | tuple):
+        return value or ()
+    raise ConfigError(f"{where} has {name} of type {type(value).__name__}; give a list")
+
+
+def objects_of(value: Any, where: str, name: str) -> Sequence[Mapping[str, Any]]:
+    """Return a list of objects that a request gives as field `name`, () for none. Raises ConfigError otherwise."""
+    found = list_of(value, where, name)
+    for one in found:
+        if not isinstance(one, Mapping):
+            raise ConfigError(f"{where} has {type(one).__name__} in {name}; give objects")
+    return found
 
 
 def _to_content(content: Any, where: str) -> str | tuple[ContentPart, ...]:
@@ -266,7 +284,7 @@ def _to_tool_call(call: Any, where: str) -> ToolCall:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} calls {function['name']!r} with broken JSON as arguments: {error}") from error
     if not isinstance(arguments, Mapping):
         raise ConfigError(f"{where} calls {function['name']!r} with arguments that are no JSON object: {arguments!r}")

@@ -164,7 +164,7 @@ def read_arguments(text: str) -> tuple[dict[str, Any], str]:
     """Return the arguments of a call, and "" or the reason why they are invalid."""
     try:
         value = json.loads(text)
-    except ValueError as invalid:
+    except (ValueError, RecursionError) as invalid:
         brackets = _Brackets()
         brackets.scan(text)
         if text.strip() and brackets.closed:

@@ -32,6 +32,8 @@ class Tool:
             raise ConfigError(f"a tool is named {name!r}; give a name without spaces, quotes and backslashes")
         if parameters is not None and not isinstance(parameters, Mapping):
             raise ConfigError(f"the parameters of tool {name!r} are {str(parameters)[:80]!r}; give a JSON schema")
+        if not isinstance(description or "", str):
+            raise ConfigError(f"the description of tool {name!r} is {str(description)[:80]!r}; give text")
         schema = dict(parameters) if parameters else {"type": "object", "properties": {}}
         if schema.get("type", "object") != "object":
             raise ConfigError(

@@ -21,7 +21,7 @@ from graftlm.adapters.server.dialects.stream import (
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.adapters.server.http.responses import EVENTS
-from graftlm.core.chat.messages import media_part
+from graftlm.core.chat.messages import list_of, media_part
 from graftlm.core.chat.thinking import Thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import ConfigError
@@ -71,9 +71,10 @@ class CountBody(BaseModel):
         given = self.output_format or (self.output_config or {}).get("format")
         if given is None:
             return None
-        if given.get("type") != "json_schema" or not isinstance(given.get("schema"), Mapping):
+        schema = given.get("schema") if isinstance(given, Mapping) and given.get("type") == "json_schema" else None
+        if not isinstance(schema, Mapping):
             raise ConfigError("output_config.format must be {'type': 'json_schema', 'schema': {...}}")
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": given["schema"]}}
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
 class MessagesBody(CountBody):
@@ -167,9 +168,9 @@ def _text(content: Any, where: str) -> str:
 def _result(block: Mapping[str, Any], where: str) -> str | list[Any]:
     """Return the content of a tool's result: text, or parts if there are pictures among them."""
     content = block.get("content") or ""
-    blocks = [] if isinstance(content, str) else content
+    blocks = [] if isinstance(content, str) else list_of(content, where, "content")
     pictures = [one for one in blocks if isinstance(one, Mapping) and media_part(one, where) is not None]
-    text = _text(content if isinstance(content, str) else [one for one in content if one not in pictures], where)
+    text = _text(content if isinstance(content, str) else [one for one in blocks if one not in pictures], where)
     text = f"Error: {text}" if block.get("is_error") else text
     return [{"type": "text", "text": text}, *pictures] if pictures else text
 
@@ -179,6 +180,8 @@ def _tool(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
         raise ConfigError(
             f"tools[{index}] has type {tool.get('type')!r}; this server calls tools with a name and an input_schema"
         )
+    if not isinstance(tool.get("input_schema"), Mapping):
+        raise ConfigError(f"tools[{index}] has no input_schema; give the JSON schema of its arguments")
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["input_schema"]}
     return {"type": "function", "function": function}
 

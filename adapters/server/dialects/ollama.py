@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from graftlm.adapters.server.dialects.stream import Call, ItemReader, Thought, items_of, object_of
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.adapters.server.http.errors import ApiError
-from graftlm.core.chat.messages import data_url
+from graftlm.core.chat.messages import data_url, list_of, objects_of
 from graftlm.core.chat.thinking import Thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import ConfigError
@@ -70,6 +70,8 @@ class OllamaBody(BaseModel):
             fields |= {"enable_thinking": self.think} if thinks else {"reasoning_effort": self.think}
         for name, value in (self.options or {}).items():
             if name == "num_predict":
+                if not isinstance(value, int):
+                    raise ConfigError(f"options.num_predict is {str(value)[:80]}; give a whole number")
                 fields["max_tokens"] = value if value > 0 else None
             elif name in _SAME:
                 fields[_SAME[name]] = value
@@ -146,16 +148,16 @@ def _message(message: Mapping[str, Any], index: int, ids: list[str]) -> dict[str
         raise ConfigError(f"messages[{index}] has the field {min(unknown)!r}, which is unknown here; leave it out")
     found: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
     found["reasoning"] = message.get("thinking")
-    if images := message.get("images"):
-        where = f"messages[{index}]"
+    where = f"messages[{index}]"
+    if images := list_of(message.get("images"), where, "images"):
         urls = [{"type": "image_url", "image_url": {"url": data_url(one, None, "image", where)}} for one in images]
         found["content"] = [*urls, {"type": "text", "text": found["content"]}]
-    if calls := message.get("tool_calls"):
+    if calls := objects_of(message.get("tool_calls"), where, "tool_calls"):
         found["tool_calls"] = [
             {
                 "id": str(call.get("id") or f"call{index:04}{number:01}"),
                 "type": "function",
-                "function": call["function"],
+                "function": call.get("function"),
             }
             for number, call in enumerate(calls)
         ]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from graftlm.adapters.server.endpoints.chat import ChatBody
-from graftlm.core.chat.messages import media_part
+from graftlm.core.chat.messages import media_part, objects_of
 from graftlm.core.errors import ConfigError
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -150,7 +150,7 @@ def _message(item: Mapping[str, Any], index: int) -> dict[str, Any]:
             content = output if isinstance(output, str | list) else json.dumps(output)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(content, index)}
         case "reasoning":
-            text = "".join(part.get("text") or "" for part in item.get("content") or ())
+            text = _text(objects_of(item.get("content"), f"input[{index}]", "content"))
             return {"role": "assistant", "content": "", "reasoning": text}
     raise ConfigError(
         f"input[{index}] has type {kind!r}; this server reads message, function_call, function_call_output, reasoning"
@@ -201,7 +201,7 @@ def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
+    return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content or ())
 
 
 def _tool(tool: Mapping[str, Any], index: int) -> dict[str, Any]:

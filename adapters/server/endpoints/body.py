@@ -259,5 +259,5 @@ def _read_schema(name: str, value: Any) -> Any:
 
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is no JSON: {error}; give the schema as an object or as its JSON text") from error
