@@ -1,7 +1,8 @@
 """Bodies: the bytes of requests to validated objects, within a budget of memory and of the event loop's time.
 
-Small bodies are parsed on the loop. The values of a large one are counted first, so that one with too many is refused
-before it becomes Python objects, and it is parsed on a thread. Parsing holds the GIL, therefore the counts are limited.
+Small bodies are parsed on the loop. The values of a large one are counted while it arrives, so that one with too many
+is refused before it is stored or becomes Python objects, and it is parsed on a thread. Parsing holds the GIL, therefore
+the counts are limited.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +29,10 @@ AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 SMALL_BYTES = 64 << 10
 """Bodies up to this size are handled on the event loop: parsing takes at most 2 ms."""
+
+DROPPED_BYTES_S = 32 << 20
+"""Bytes a second that are read of the rest of a refused request, to be dropped: as fast as a client sends them, they
+would take a core."""
 
 _PIECE = 1 << 20  # bytes that are counted at once
 
@@ -54,18 +59,27 @@ class Bodies:
         if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
         raw = bytearray()
-        texts = LongTexts(self._settings.limits, kind.model_fields)
+        texts = LongTexts(self._settings.limits, kind)
+        counts = JsonCounts(self._settings.limits)
         num_read, refused = 0, None
+        waits = _waits_for_its_answer(http)
         try:
             async for piece in http.stream():
                 num_read += len(piece)
                 if num_read > limit:
                     raise _too_large(limit)
-                if refused is not None:
-                    continue  # a client that cannot send all of its body does not read the answer
+                if refused is not None:  # a client whose connection ends before it has sent all reads no answer
+                    await asyncio.sleep(len(piece) / DROPPED_BYTES_S)
+                    continue
                 raw += piece
                 self.num_held += len(piece)
-                if len(raw) > SMALL_BYTES and (refused := texts.check(raw)) is not None:
+                if len(raw) > SMALL_BYTES:
+                    refused = texts.check(raw)
+                if refused is None and len(raw) - counts.num_read >= _PIECE:
+                    refused = await asyncio.get_running_loop().run_in_executor(self._parsers, counts.check, raw)
+                if refused is not None:
+                    if waits:
+                        raise refused
                     self.num_held -= len(raw)
                     raw.clear()
                 if self.num_held > max(self._settings.limits.held_body_bytes, limit):
@@ -74,28 +88,23 @@ class Bodies:
             current().num_bytes = num_read
             if refused is not None:
                 raise refused
-            return await self._parse(bytes(raw), kind)
+            return await self._parse(bytes(raw), kind, counts)
         finally:
             self.num_held -= len(raw)
 
-    async def _parse(self, raw: bytes, kind: type[AnyBody]) -> AnyBody:
+    async def _parse(self, raw: bytes, kind: type[AnyBody], counts: JsonCounts) -> AnyBody:
         try:
             if len(raw) <= SMALL_BYTES:
                 return self._validate(raw, kind)
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._parsers, self._parse_large, raw, kind)
+            return await loop.run_in_executor(self._parsers, self._parse_large, raw, kind, counts)
         except ValidationError as error:
             raise invalid_body(error, kind.model_fields) from None
 
-    def _parse_large(self, raw: bytes, kind: type[AnyBody]) -> AnyBody:
-        limits = self._settings.limits
-        num_members, num_values = count_json(raw, limits.json_members, limits.json_values)
-        if num_members > limits.json_members:
-            message = f"the body has more than {limits.json_members:,} members of objects; send fewer"
-            raise ApiError(400, message, code="body_too_complex")
-        if num_values > limits.json_values:
-            message = f"the body has more than {limits.json_values:,} values; send fewer"
-            raise ApiError(400, message, code="body_too_complex")
+    def _parse_large(self, raw: bytes, kind: type[AnyBody], counts: JsonCounts) -> AnyBody:
+        refused = counts.check(raw)
+        if refused is not None:
+            raise refused
         return self._validate(raw, kind)
 
     def _validate(self, raw: bytes, kind: type[AnyBody]) -> AnyBody:
@@ -137,12 +146,15 @@ class LongTexts:
     """Finds texts that are longer than their limit while a body arrives, so that it is neither stored nor parsed.
 
     Sound, not complete: each refused body would be refused after parsing, where those that pass are checked.
+
+    kind  of the body; its TEXT_LIMITS name further fields, each with a field of Limits
     """
 
-    def __init__(self, limits: Limits, fields: Container[str]) -> None:
+    def __init__(self, limits: Limits, kind: type[BaseModel]) -> None:
         known = {"cache_salt": limits.salt_chars, "stop": limits.stop_chars}
         known |= dict.fromkeys(_CONSTRAINTS, limits.constraint_chars)
-        self._limits = {f'"{name}"'.encode(): most for name, most in known.items() if name in fields}
+        known |= {name: getattr(limits, limit) for name, limit in getattr(kind, "TEXT_LIMITS", {}).items()}
+        self._limits = {f'"{name}"'.encode(): most for name, most in known.items() if name in kind.model_fields}
         self._num_read = 0
         self._found: dict[tuple[bytes, int], bool] = {}  # names, where their texts begin, whether they are members
 
@@ -193,37 +205,58 @@ def _is_member(raw: bytearray, at: int) -> bool:
     return bool(len(codes)) and bool(outside[-1]) and opened - closed == 1
 
 
-def count_json(raw: bytes, most_members: int, most_values: int) -> tuple[int, int]:
-    """Return the number of members of all objects, and of all values, of a JSON text. Reads 200 MB a second.
+class JsonCounts:
+    """The members of all objects, and all values, of a JSON text that may still arrive. Counts 200 MB a second.
 
-    Counting ends soon after one of the numbers is above its limit.
+    num_read  bytes of the text that are counted
+
     A text that is no JSON gives some counts as well; the parser refuses it.
     """
-    num_members = num_values = 0
-    inside = False  # a string
-    for start in range(0, len(raw), _PIECE):
-        if num_members > most_members or num_values > most_values:
-            break
-        piece = raw[start : start + _PIECE]
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.num_members = self.num_values = self.num_read = 0
+        self._inside = False  # a string
+
+    def check(self, raw: bytes | bytearray) -> ApiError | None:
+        """Count the bytes that are new since the last call; return the error of too many members or values, soon."""
+        while self.num_read < len(raw):
+            self._count(raw, self.num_read, min(len(raw), self.num_read + _PIECE))
+            for number, most, noun in (
+                (self.num_members, self._limits.json_members, "members of objects"),
+                (self.num_values, self._limits.json_values, "values"),
+            ):
+                if number > most:
+                    message = f"the body has more than {most:,} {noun}; send fewer"
+                    return ApiError(400, message, code="body_too_complex")
+        return None
+
+    def _count(self, raw: bytes | bytearray, start: int, stop: int) -> None:
+        self.num_read = stop
+        piece = bytes(raw[start:stop])
         if b"\\" in piece or (start and raw[start - 1 : start] == b"\\"):
-            piece = _without_escapes(raw, start, start + _PIECE)
+            piece = _without_escapes(raw, start, stop)
         codes = np.frombuffer(piece, np.uint8)
         quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)
-        outside = ((quotes + inside) & 1) == 0
-        if len(quotes):
-            inside = bool((int(quotes[-1]) + inside) & 1)
-        num_members += int(np.count_nonzero(outside & (codes == ord(":"))))
+        outside = ((quotes + self._inside) & 1) == 0
+        self._inside = bool((int(quotes[-1]) + self._inside) & 1)
+        self.num_members += int(np.count_nonzero(outside & (codes == ord(":"))))
         begins = (codes == ord(",")) | (codes == ord("[")) | (codes == ord("{"))
-        num_values += int(np.count_nonzero(outside & begins))
-    return num_members, num_values
+        self.num_values += int(np.count_nonzero(outside & begins))
 
 
-def _without_escapes(raw: bytes, start: int, stop: int) -> bytes:
+def _waits_for_its_answer(http: HttpRequest) -> bool:
+    """Return True if the connection stays open behind an answer, so that the rest of the body can be dropped there."""
+    given = http.headers.get("connection", "").lower()
+    return http.scope.get("http_version") != "1.0" and "close" not in given
+
+
+def _without_escapes(raw: bytes | bytearray, start: int, stop: int) -> bytes:
     """Return a piece of a JSON text with each escape sequence blanked; those that cross its ends as well."""
     first = start
     while first and raw[first - 1 : first] == b"\\":
         first -= 1
-    blanked = raw[first:stop].replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    blanked = bytes(raw[first:stop]).replace(b"\\\\", b"__").replace(b'\\"', b"__")
     return blanked[start - first :]
 
 

@@ -26,6 +26,7 @@ class Limits:
     stop_strings           of one request;  stop_chars: characters of all of them.
     constraint_chars       characters of a regex, a grammar, a schema's JSON text, or all choices.
     salt_chars             characters of `cache_salt`.
+    tokenize_chars         characters of a text for `/tokenize`.
     sequences_per_request  prompts times `n` of one request.
     waiting_constraints    constraints that wait for their compilation; a new one beyond them gets status 429.
     open_sequences         sequences of all requests that wait or run; a request beyond them gets status 429.
@@ -47,6 +48,7 @@ class Limits:
     stop_chars: int = 4096
     constraint_chars: int = 256 << 10
     salt_chars: int = 256
+    tokenize_chars: int = 1 << 20
     sequences_per_request: int = 1024
     waiting_constraints: int = 64
     open_sequences: int = 8192

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pydantic
 
 import graftlm as gl
-from graftlm.adapters.server.bodies import LongTexts, count_json
+from graftlm.adapters.server.bodies import JsonCounts, LongTexts
 from graftlm.adapters.server.dialects.messages import MessagesBody
 from graftlm.adapters.server.dialects.ollama import GenerateBody, OllamaChatBody
 from graftlm.adapters.server.dialects.responses import ResponsesBody
@@ -96,15 +96,16 @@ CONVERSIONS: dict[type[pydantic.BaseModel], Callable[[Any], ChatBody | Completio
 
 def body(data: bytes) -> None:
     limits = ServerLimits(json_members=1000, json_values=1000, salt_chars=8, stop_chars=16, constraint_chars=32)
-    counts = count_json(data, 10**9, 10**9)
+    counts = JsonCounts(ServerLimits())
+    assert counts.check(data) is None
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict):
-        assert counts[0] >= len(whole) or len(data) < 2, "members are missed"
+        assert counts.num_members >= len(whole) or len(data) < 2, "members are missed"
     for kind, convert in CONVERSIONS.items():
-        refused = LongTexts(limits, kind.model_fields).check(bytearray(data))
+        refused = LongTexts(limits, kind).check(bytearray(data))
         try:
             read = convert(kind.model_validate_json(data))
             if read is None:

@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.harness import Options, Row
+from graftlm.kernels.jit import python_process
 from graftlm.testing.random_vision import save_vision_model
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -47,8 +48,8 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def _served(model: str, log: Path, attacks: Iterable[str], more_mb: float, seconds: float) -> Iterator[Row]:
-    command = [sys.executable, "-m", "graftlm", "serve", model, "--port", "0"]
-    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as server:
+    command = ("-m", "graftlm", "serve", model, "--port", "0")
+    with log.open("wb") as file, python_process.start(command, stdout=file, stderr=file) as server:
         try:
             port = _port(log)
             _took_ms(port, seconds)
@@ -60,9 +61,11 @@ def _served(model: str, log: Path, attacks: Iterable[str], more_mb: float, secon
 
 def _attacked(name: str, port: int, pid: int, seconds: float, most_mb: float) -> Iterator[Row]:
     before, before_mb = _took_ms(port, seconds), _memory_mb(pid)
-    command = [sys.executable, "-m", "bench.hostile.attacks", name, str(port), str(seconds + 1)]
-    with subprocess.Popen(command) as attacker:
-        time.sleep(1)
+    command = ("-m", "bench.hostile.attacks", name, str(port), str(seconds + 1))
+    with python_process.start(command, stdout=subprocess.PIPE) as attacker:
+        assert attacker.stdout is not None
+        attacker.stdout.readline()  # it has prepared its bytes
+        time.sleep(0.5)
         during = _took_ms(port, seconds)
         attacker.wait()
     without = before + _took_ms(port, seconds)
@@ -228,7 +231,9 @@ ATTACKS = {**TEXTS, **PICTURES}
 
 def _attack(name: str, port: int, seconds: float) -> None:
     """Run an attack again and again, at most 20 times a second."""
-    attack, end_s = ATTACKS[name](), time.monotonic() + seconds
+    attack = ATTACKS[name]()
+    print("prepared", flush=True)
+    end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         attack(port)
         time.sleep(0.05)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from graftlm.adapters.server.endpoints.body import limit
 from graftlm.adapters.server.endpoints.completions import token_text
 from graftlm.adapters.server.http.errors import api_error, field_names
 from graftlm.adapters.server.media import holds_media
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from graftlm.adapters.server.app import Server
 
 
-MAX_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 17
 """Tokens that one request may encode or decode, where the context is shorter. Clients cut texts by their tokens."""
 
 
@@ -27,6 +28,7 @@ class TokenizeBody(BaseModel):
     """A text, or messages to render with the chat template."""
 
     model_config = ConfigDict(extra="forbid")
+    TEXT_LIMITS: ClassVar = {"prompt": "tokenize_chars"}
 
     model: str | None = None
     prompt: str | None = None
@@ -41,6 +43,7 @@ class TokenizeBody(BaseModel):
         if (self.prompt is None) == (self.messages is None):
             raise ConfigError("prompt and messages: give exactly one of them")
         if self.prompt is not None:
+            limit("prompt", len(self.prompt), server.settings.limits.tokenize_chars, "characters")
             tokenizer = runtime.tokenizer
             given = tokenizer.encode_within(self.prompt, max(MAX_TOKENS, runtime.max_model_len))
             if isinstance(given, GraftError):
@@ -91,7 +94,7 @@ def token_routes(server: Server) -> list[Route]:
     async def detokenize(http: HttpRequest) -> Response:
         body = await server.read(http, DetokenizeBody)
         size = server.runtime.tokenizer.vocab_size
-        most = max(MAX_TOKENS // 8, server.runtime.max_model_len)  # decoding holds the GIL
+        most = max(MAX_TOKENS, server.runtime.max_model_len)
         if len(body.tokens) > most:
             raise api_error(ConfigError(f"tokens has {len(body.tokens):,} ids; at most {most:,} are decoded"), _FIELDS)
         wrong = next((i for i in body.tokens if not 0 <= i < size), None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from graftlm.adapters.server.access import access_of
+from graftlm.adapters.server.bodies import DROPPED_BYTES_S
 from graftlm.adapters.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Connections:
         self._waiting: OrderedDict[Connection, None] = OrderedDict()
         self._waiting_of: dict[str, OrderedDict[Connection, None]] = {}
         self._said_s = 0.0
+        self._dropped_until_s = 0.0
 
     def enter(self, connection: Connection) -> bool:
         """Count a new connection. At a limit, close the one that has waited longest; return False if none waits."""
@@ -73,6 +75,12 @@ class Connections:
         if not self._num_of[client]:
             del self._num_of[client]
             self._waiting_of.pop(client, None)
+
+    def dropped(self, num_bytes: int) -> float:
+        """Count bytes that a connection drops; return the seconds until it may read more."""
+        now = time.monotonic()
+        self._dropped_until_s = max(self._dropped_until_s, now) + num_bytes / DROPPED_BYTES_S
+        return self._dropped_until_s - now
 
     def waits(self, connection: Connection) -> None:
         self._waiting[connection] = None
@@ -137,6 +145,9 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused or self._is_answered():
+            self.flow.pause_reading()
+            self.loop.call_later(self._connections.dropped(len(data)), self._read_on)
         view, limit = memoryview(data), self._limits.header_bytes
         while view and not self._refused and not self.transport.is_closing():
             piece = view[: limit + 1 - self._num_head] if self._in_head else view
@@ -154,6 +165,14 @@ class Connection(HttpToolsProtocol):
                     self._refuse(431, "the body's chunks have more framing than content", "headers_too_large")
         if not self._refused:
             self._watch()
+
+    def _is_answered(self) -> bool:
+        """Return True if the body that arrives belongs to a request whose answer is complete."""
+        return not self._in_head and self.cycle is not None and self.cycle.response_complete
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     # -- the parser's callbacks ------------------------------------------------------------------------------------
 

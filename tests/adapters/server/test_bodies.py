@@ -7,9 +7,10 @@ import random
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from graftlm.adapters.server import bodies
-from graftlm.adapters.server.bodies import LongTexts, count_json
+from graftlm.adapters.server.bodies import JsonCounts, LongTexts
 from graftlm.adapters.server.settings import Limits
 
 
@@ -36,18 +37,31 @@ def test_members_are_counted_outside_of_strings(monkeypatch: pytest.MonkeyPatch,
     rng = random.Random(size)
     for _ in range(100):
         given = value(rng)
-        assert count_json(json.dumps(given).encode(), 10**9, 10**9)[0] == members(given)
+        raw, counts = json.dumps(given).encode(), JsonCounts(Limits())
+        for end in sorted(rng.randrange(len(raw) + 1) for _ in range(3)):
+            assert counts.check(raw[:end]) is None
+        assert counts.check(raw) is None
+        assert counts.num_members == members(given)
 
 
 def test_elements_are_counted_and_counting_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = json.dumps([[1] * 500, {"a": [], "b": "x,y"}]).encode()
-    assert count_json(raw, 10**9, 10**9) == (2, 505)
+    counts = JsonCounts(Limits())
+    assert counts.check(raw) is None
+    assert (counts.num_members, counts.num_values) == (2, 505)
     monkeypatch.setattr(bodies, "_PIECE", 64)
-    assert 20 < count_json(raw, 10**9, 20)[1] < 100
+    counts = JsonCounts(Limits(json_values=20))
+    assert "more than 20 values" in str(counts.check(raw))
+    assert 20 < counts.num_values < 100
 
 
 LIMITS = Limits(salt_chars=10, stop_chars=20, constraint_chars=30)
-FIELDS = ("cache_salt", "stop", "regex")
+
+
+class Texts(BaseModel):
+    cache_salt: str = ""
+    stop: str = ""
+    regex: str = ""
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -67,7 +81,7 @@ FIELDS = ("cache_salt", "stop", "regex")
     ],
 )
 def test_a_long_text_is_found_before_the_body_has_arrived(given: Any, refused: str | None, size: int) -> None:
-    raw, texts, error = json.dumps(given, ensure_ascii="é" not in str(given)).encode(), LongTexts(LIMITS, FIELDS), None
+    raw, texts, error = json.dumps(given, ensure_ascii="é" not in str(given)).encode(), LongTexts(LIMITS, Texts), None
     for end in range(0, len(raw) + size, size):
         error = error or texts.check(bytearray(raw[:end]))
     assert (error is None) == (refused is None)

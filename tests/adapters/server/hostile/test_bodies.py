@@ -53,13 +53,13 @@ def test_sequences_count_and_not_only_requests(guarded: Served, prompt: Any, mor
 
 
 def test_a_long_text_is_tokenised_without_stopping_others(guarded: Served) -> None:
-    text = "the sea is blue and " * 60_000
+    text = "the sea is blue and " * 12_000
     with steady(guarded) as count:
         before = count()
         answer = post(guarded, {"prompt": text}, "/tokenize")
         assert count() > before
     assert answer.status_code == 200
-    assert answer.json()["count"] > 200_000
+    assert answer.json()["count"] > 40_000
 
 
 @pytest.mark.parametrize("text", ["the sea is blue " * 700_000, "a" * 10_000_000], ids=["words", "no place to cut"])
