@@ -199,9 +199,9 @@ class Process(uvicorn.Server):
         started = time.monotonic()
         try:
             load(self._server.runtime)
-            from graftlm.core.grammar.cache import limit_queue  # the load has imported it on another thread
+            from graftlm.core.grammar.cache import share_process  # the load has imported it on another thread
 
-            limit_queue(self._server.settings.limits.waiting_constraints)
+            share_process(self._server.settings.limits.waiting_constraints)
         except BaseException as error:
             if not self._server.draining:
                 self.failure = error

@@ -39,7 +39,8 @@ SHORT_TOKENS = 64
 """A schema whose shortest text takes more tokens has its ending searched when it is compiled."""
 
 LARGE_CHARS = 1 << 14
-"""Parts of longer constraints, and of slow ones, are not kept in the caches of parts: they would hold their memory."""
+"""Longer constraints are compiled on a thread for slow ones. Their parts, and those of slow ones, are not kept in the
+caches of parts: they would hold their memory."""
 
 _COUNTED_AT_ONCE = 10
 """Cached grammars per new grammar after which their memory is counted again, because counting visits all of them."""
@@ -121,7 +122,10 @@ class GrammarCache:
                 raise Overloaded(f"{len(self._futures):,} constraints are being compiled; try again later")
             self.num_misses += 1
             compiling = self._futures[key] = Compilation(self._lock)
-        _threads.submit(self._compile, key, compiling, spec, vocabulary, given)
+        if size_of(spec) > LARGE_CHARS:
+            self._compile_slowly(key, compiling, spec, vocabulary, given)
+        else:
+            _threads.submit(self._compile, key, compiling, spec, vocabulary, given)
         return compiling
 
     def get(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
@@ -285,9 +289,12 @@ atexit.register(budget.stop)  # before the exit waits for the threads
 _shared = GrammarCache()
 
 
-def limit_queue(max_queued: int) -> None:
-    """Limit the constraints of this process that wait for a thread; one more raises Overloaded."""
+def share_process(max_queued: int) -> None:
+    """Compile beside requests that run: they get the cores first, and at most `max_queued` constraints wait for a
+    thread; one more raises Overloaded."""
     _shared.max_queued = max_queued
+    _threads.step_back(5)
+    _slow_threads.step_back(10)
 
 
 def submit_compile(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -58,6 +60,7 @@ class Workers:
     def __init__(self, count: int, name: str) -> None:
         self.count = count
         self.name = name
+        self._nice = 0
         self.forget()
         _all.add(self)
 
@@ -82,9 +85,19 @@ class Workers:
                     thread.start()
                 self._threads.extend(threads)
 
+    def step_back(self, nice: int) -> None:
+        """Lower the priority of the threads: other threads of the process get the cores first. Linux only."""
+        self._nice = nice
+        self.submit(lambda: None)
+
     def _work(self, tasks: SimpleQueue[Task[Any]]) -> None:
+        nice = 0
         while not self._exiting:
             task = tasks.get()
+            if nice != self._nice and sys.platform == "linux":
+                nice = self._nice
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
             if self._exiting:
                 return
             task.run()
