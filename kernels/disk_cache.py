@@ -103,14 +103,16 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
     data = _read_own(path)
     if data is None:
         return None
-    if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        return None
+    arrays = None
+    if hashlib.sha256(data[_DIGEST_BYTES:]).digest() == data[:_DIGEST_BYTES]:
+        with suppress(Exception), np.load(io.BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False) as file:
+            arrays = dict(file)  # zipfile and numpy raise errors of many kinds for bytes that no `save_arrays` wrote
     with suppress(OSError):  # another process may have deleted it
-        os.utime(path)  # `trim` keeps the last used files
-    with np.load(io.BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False) as file:
-        return dict(file)
+        if arrays is None:
+            path.unlink(missing_ok=True)
+        else:
+            os.utime(path)  # `trim` keeps the last used files
+    return arrays
 
 
 def _read_own(path: Path) -> bytes | None:

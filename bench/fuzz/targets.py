@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import io
 import json
 import tempfile
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pydantic
 
 import graftlm as gl
@@ -154,10 +157,17 @@ def safetensors(data: bytes) -> None:
 
 def cache_file(data: bytes) -> None:
     _in_file(data, "a.npz", load_arrays)
+    _in_file(hashlib.sha256(data).digest() + data, "a.npz", load_arrays)
 
 
 def _chunk(**delta: Any) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}).encode()
+
+
+def _arrays() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.arange(3))
+    return file.getvalue()
 
 
 _CALL = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -206,5 +216,5 @@ TARGETS = {
         ),
     ),
     "safetensors": Target(safetensors, (len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(4), b"\xff" * 12)),
-    "cache_file": Target(cache_file, (bytes(64), b"PK\x03\x04" + bytes(40))),
+    "cache_file": Target(cache_file, (bytes(64), b"PK\x03\x04" + bytes(40), _arrays())),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Callable
@@ -51,6 +52,9 @@ def test_arrays_come_back_and_a_damaged_file_counts_as_missing(tmp_path: Path) -
     path.write_bytes(data)
     assert disk_cache.load_arrays(path) is None and not path.exists()
     assert disk_cache.load_arrays(path) is None
+    path.write_bytes(hashlib.sha256(b"no archive").digest() + b"no archive")
+    path.chmod(0o600)
+    assert disk_cache.load_arrays(path) is None and not path.exists()
 
 
 def test_a_disk_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:

@@ -145,9 +145,10 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused or self._is_answered():
+        answered = not self._in_head and self.cycle is not None and self.cycle.response_complete
+        if self._refused or answered:  # the rest of the request is dropped
             self.flow.pause_reading()
-            self.loop.call_later(self._connections.dropped(len(data)), self._read_on)
+            self.loop.call_later(self._connections.dropped(len(data)), _read_on, self)
         view, limit = memoryview(data), self._limits.header_bytes
         while view and not self._refused and not self.transport.is_closing():
             piece = view[: limit + 1 - self._num_head] if self._in_head else view
@@ -165,14 +166,6 @@ class Connection(HttpToolsProtocol):
                     self._refuse(431, "the body's chunks have more framing than content", "headers_too_large")
         if not self._refused:
             self._watch()
-
-    def _is_answered(self) -> bool:
-        """Return True if the body that arrives belongs to a request whose answer is complete."""
-        return not self._in_head and self.cycle is not None and self.cycle.response_complete
-
-    def _read_on(self) -> None:
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
 
     # -- the parser's callbacks ------------------------------------------------------------------------------------
 
@@ -294,3 +287,8 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
         log.info("%s %d reason=%s", self.name or "-", status, code)
+
+
+def _read_on(connection: Connection) -> None:
+    if not connection.transport.is_closing():
+        connection.flow.resume_reading()
