@@ -143,6 +143,15 @@ class Stats(Counters):
     restarts: int = 0
     tiers: dict[str, TierStats] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        """Return the hit rate and the counters that are not 0, as notebooks show them."""
+        from graftlm.core.text.html import table
+
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("open", "tiers", "step_tokens")}
+        counts = {name: value for name, value in values.items() if value}
+        tiers = {f"{name} tier, tokens": tier.tokens for name, tier in self.tiers.items()}
+        return table({"hit_rate": f"{100 * self.hit_rate:.1f} %", **counts, **tiers})
+
     @property
     def hit_rate(self) -> float:
         """Cached share of all prompt tokens, 0 where there were none."""

@@ -153,6 +153,18 @@ class Completion:
     similarity: float | None = None
     """Cosine of the embeddings of that text and this prompt's."""
 
+    def _repr_html_(self) -> str:
+        """Return the answers and their counts, as notebooks show them."""
+        from graftlm.core.text.html import block, table
+
+        shown = [("thinking", self.thinking)] if self.thinking else []
+        answers = self.completions or [self]
+        shown += [(f"answer {i + 1}" if len(answers) > 1 else "answer", one.text) for i, one in enumerate(answers)]
+        usage = self.usage
+        counts = {"ended by": self.finish_reason, "prompt tokens": usage.prompt_tokens, "cached": usage.cached_tokens}
+        counts |= {"generated": usage.completion_tokens, "forced": usage.forced_tokens}
+        return "".join(block(title, text) for title, text in shown) + table(counts)
+
 
 @dataclass(frozen=True)
 class Chunk:

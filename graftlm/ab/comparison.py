@@ -152,6 +152,14 @@ class Comparison:
     date: str = ""
     machine: str = ""
 
+    def _repr_html_(self) -> str:
+        """Return the result in a sentence, and the picture of the speed-ups, as notebooks show them."""
+        from html import escape
+
+        from graftlm.ab import html_page, svg
+
+        return f"<p>{escape(html_page.summary(self))}</p>{svg.intervals(self)}"
+
     @property
     def baseline(self) -> EngineResult:
         return self.results[0]

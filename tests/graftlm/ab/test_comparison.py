@@ -26,6 +26,12 @@ def test_the_same_work_has_no_differences() -> None:
     assert compared(HF, measured("graftlm", [1.0, 1.0, 1.0], ["a", "b"])).differences() == []
 
 
+def test_a_notebook_shows_the_result_and_its_picture() -> None:
+    shown = compared(HF, measured("graft<lm>", [1.0, 1.0, 1.0], ["a", "b"]))._repr_html_()
+    assert "graft&lt;lm&gt; is 2.0 times as fast as hf" in shown
+    assert "<svg" in shown
+
+
 def test_every_difference_is_said() -> None:
     other = measured("graftlm", [1.0, 1.0, 1.0], ["a", "c"], calls=1, prompt=11)
     assert compared(HF, other).differences() == [
