@@ -80,6 +80,24 @@ class GraftSettings(BaseModel):
         self._sampling(None, {})  # an out-of-range value raises here instead of at the first call
         return self
 
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        return ["graftlm", "adapters", "langchain"]
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        return {"api_key": "GRAFTLM_API_KEY"}
+
+    def to_json(self) -> Any:
+        """Return the form of `langchain_core.load.dumps`; a running runtime has none."""
+        if self.runtime is not None:
+            return self.to_json_not_implemented()  # type: ignore[attr-defined]
+        return super().to_json()  # type: ignore[misc]
+
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         shown = call_options.shown_fields(self, GraftSettings, "model_name")
         return (("model" if name == "model_name" else name, value) for name, value in shown)
