@@ -249,7 +249,9 @@ class EngineConfig:
     quantization     "fp8", "int8" or "int4" rounds linear layers to codes while a model is loaded; other names are
                      quantizers of transformers.
     activations      "exact": quantised weights multiply activations of `dtype`. "int8": on a CPU they multiply
-                     activations rounded to eight bits, with a scale for every 32; faster for several rows.
+                     activations rounded to eight bits, with a scale for every 32; faster for several rows. "fp8": on
+                     a Hopper GPU weights in FP8 multiply activations rounded to FP8, with a scale for each token, in
+                     steps of more than 64 rows.
     revision         branch, tag or commit of a model on the Hugging Face hub; None is its main branch.
     engine, loader   the engine and the model loader, by names that `graftlm plugins` lists.
     replicas         runtimes with a copy of the model each, with engine="ray".
@@ -283,7 +285,7 @@ class EngineConfig:
     strict: bool = False
     seed: int | None = None
     quantization: str | None = None
-    activations: Literal["exact", "int8"] = "exact"
+    activations: Literal["exact", "int8", "fp8"] = "exact"
     trust_remote_code: bool = False
     revision: str | None = None
     engine: str = "local"
@@ -320,7 +322,10 @@ class EngineConfig:
         )
         _check_whole("max_model_len", self.max_model_len, 2, " tokens", optional=True)
         _check(self.speculation in ("auto", "off"), f"speculation is {self.speculation!r}; use 'auto' or 'off'")
-        _check(self.activations in ("exact", "int8"), f"activations is {self.activations!r}; use 'exact' or 'int8'")
+        _check(
+            self.activations in ("exact", "int8", "fp8"),
+            f"activations is {self.activations!r}; use 'exact', 'int8' (CPU) or 'fp8' (Hopper)",
+        )
         _check(
             self.grammar_engine is None or isinstance(self.grammar_engine, str),
             f"grammar_engine is {self.grammar_engine!r}; it must be a name, or None",

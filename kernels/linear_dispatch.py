@@ -14,6 +14,8 @@ import torch
 from torch.nn.functional import linear as torch_linear
 
 from graftlm.kernels.activation import Activation
+from graftlm.kernels.codes.fp8_rows import exact_rows
+from graftlm.kernels.codes.tiled_weight import TiledWeight
 from graftlm.kernels.gpu.elementwise import gate_mul
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.gpu.pdl import supports_pdl
@@ -207,7 +209,8 @@ class _Check:
     def inputs(self, num_rows: int) -> torch.Tensor:
         """Return random rows [num_rows, k]."""
         weight = self.weight
-        return torch.randn(num_rows, weight.shape[1], device=weight.device).to(weight.dtype)
+        x = torch.randn(num_rows, weight.shape[1], device=weight.device).to(weight.dtype)
+        return exact_rows(x) if isinstance(weight, TiledWeight) and weight.in_fp8 else x
 
     def run(self, kernel: LinearKernel, probes: Sequence[int]) -> Run | None:
         """Prepare a kernel; None if the weight is unsupported, it fails, or differs from torch for one of `probes`."""
@@ -230,8 +233,8 @@ class _Check:
 
 
 def _in_one_order(check: _Check) -> tuple[Chosen, ...]:
-    """Choose strict mode's kernels, equal to the bit for every batch; none if the first of STRICT does not run here."""
-    first, *others = STRICT
+    """Choose strict mode's kernels, equal to the bit for every batch; none if a format's first does not run here."""
+    first, *others = [kernel for kernel in STRICT if kernel.rows(check.weight, FEW_ROWS)] or STRICT
     run = check.run(first, first.probes)
     if run is None:
         return ()

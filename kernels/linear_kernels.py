@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
 
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight import Bits12Weight
+from graftlm.kernels.codes.products import CodesProduct, ScaledProduct
 from graftlm.kernels.codes.tiled_weight import TiledParts, TiledWeight
 from graftlm.kernels.gpu.elementwise import gate_mul
 from graftlm.kernels.gpu.linear.gemv import gemv
@@ -38,6 +40,19 @@ FEW_ROWS = 64
 _LARGE = 1 << 25
 """Elements of a weight from which on 12 bits are faster than 16 for up to 64 rows on a card with an H100's memory: gate
 and up of Llama 8B take 74 us instead of 87, the logits 310 instead of 366."""
+
+
+_FP8_ROWS = 3072
+"""Rows from which on torch's library is faster with rows and weights in E4M3, whose codes it needs by output."""
+_WIDENED_ROWS = 2049
+"""Rows from which on a matmul is faster with a weight's values, which are computed for it."""
+
+CodesKernel = Literal["codes.matmul", "codes.wide_matmul"]
+_CODES: dict[CodesKernel, tuple[range, tuple[int, ...]]] = {
+    "codes.matmul": (range(1, FEW_ROWS + 1), (1, 17, 33)),
+    "codes.wide_matmul": (range(FEW_ROWS + 1, _WIDENED_ROWS), (100, 200)),
+}
+"""Numbers of rows of the kernels of quantised weights, and those that cover their variants."""
 
 
 class LinearKernel(Protocol):
@@ -229,31 +244,85 @@ class Bits12(_PlainKernel):
 
 
 class Codes:
-    """Matmuls with quantised weights, 64 rows at a time; each row's sums have one order for every number of rows."""
+    """Matmuls with quantised weights that decode codes in registers."""
 
-    name = "codes"
     roles: ClassVar[tuple[Role, ...]] = ("qkv", "gate_up", "add", "head")
-    probes = (1, 16, 17, 33, FEW_ROWS, 100)
 
-    def __init__(self, reads: type[TiledWeight] | type[TiledParts], max_rows: int = 128) -> None:
+    def __init__(self, reads: type[TiledWeight] | type[TiledParts], name: CodesKernel) -> None:
         self.reads: type[Weight] = reads
-        self.max_rows = max_rows
+        self.name = name
+        self.served, self.probes = _CODES[name]
 
     def rows(self, weight: Weight, few: int) -> Rows:
-        return (range(1, self.max_rows + 1),) if isinstance(weight, self.reads) and few > 1 else ()
+        if not isinstance(weight, self.reads) or few <= 1:
+            return ()
+        in_fp8 = self.served.start > 1 and isinstance(weight, TiledWeight) and weight.in_fp8
+        return (range(self.served.start, sys.maxsize),) if in_fp8 else (self.served,)
 
     def make(
         self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
     ) -> Run | None:
-        kernel = gluon_kernel("codes.matmul")
+        kernel = gluon_kernel(self.name)
         if kernel is None or not isinstance(weight, TiledWeight | TiledParts):
             return None
-        if role == "gate_up":
-            gates = isinstance(weight, TiledWeight) and weight.gates
-            return (lambda x: kernel.codes_matmul(x, weight, activation=activation)) if gates else None
-        if role == "add":
-            return lambda x: kernel.codes_parts(x, weight)
-        return lambda x: kernel.codes_matmul(x, weight, bias)
+        gates = isinstance(weight, TiledWeight) and weight.gates
+        if gates != (role == "gate_up"):
+            return None
+        return CodesProduct(kernel, weight, bias, activation if gates else None, role == "add")
+
+
+class WidenedGate:
+    """The gated matmul of many rows with the values of a quantised weight."""
+
+    name = "widened_gate"
+    roles: ClassVar[tuple[Role, ...]] = ("gate_up",)
+    reads: ClassVar[type[Weight]] = TiledWeight
+    probes = (_WIDENED_ROWS,)
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        return (range(_WIDENED_ROWS, sys.maxsize),) if isinstance(weight, TiledWeight) and few > 1 else ()
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        kernel = gluon_kernel("hopper.gate_up_prefill")
+        if kernel is None or weight.shape[0] % 16 or weight.shape[1] % 64:
+            return None
+        return lambda x: kernel.gate_up(x, weight.dense(), activation)
+
+
+class CodesOneOrder(Codes):
+    """Matmuls with quantised weights that sum every output in one order for every number of rows."""
+
+    def __init__(self, reads: type[TiledWeight] | type[TiledParts]) -> None:
+        super().__init__(reads, "codes.wide_matmul")
+        self.served, self.probes = range(1, sys.maxsize), (1, *self.probes)
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        run = super().make(weight, role, bias, activation)
+        return replace(run, one_order=True) if isinstance(run, CodesProduct) else None
+
+
+class Fp8:
+    """Matmuls of many rows with a weight in E4M3 whose rows are rounded to E4M3 too."""
+
+    name = "fp8"
+    roles: ClassVar[tuple[Role, ...]] = ("qkv", "gate_up", "add", "head")
+    reads: ClassVar[type[Weight]] = TiledWeight
+    probes = (_FP8_ROWS,)
+
+    def rows(self, weight: Weight, few: int) -> Rows:
+        suits = isinstance(weight, TiledWeight) and weight.in_fp8 and not weight.groups and weight.order is None
+        return (range(_FP8_ROWS, sys.maxsize),) if suits and few > 1 else ()
+
+    def make(
+        self, weight: Weight, role: Role, bias: torch.Tensor | None = None, activation: Activation = "silu"
+    ) -> Run | None:
+        if not isinstance(weight, TiledWeight) or weight.gates != (role == "gate_up"):
+            return None
+        return ScaledProduct.of(weight, bias, activation if weight.gates else None, in_parts=role == "add")
 
 
 class OneOrder(_PlainKernel):
@@ -334,10 +403,15 @@ def _has_few_outputs(weight: torch.Tensor) -> bool:
 
 
 MEASURED: tuple[LinearKernel, ...] = (
-    Bits12(), Codes(TiledWeight), Codes(TiledParts), TiledGate(), PrefillGate(), Gemv(), Halves(), Prefetch(), Skinny(),
+    Bits12(), Fp8(), Codes(TiledWeight, "codes.matmul"), Codes(TiledWeight, "codes.wide_matmul"),
+    Codes(TiledParts, "codes.matmul"), Codes(TiledParts, "codes.wide_matmul"), WidenedGate(),
+    TiledGate(), PrefillGate(), Gemv(), Halves(), Prefetch(), Skinny(),
 )  # fmt: skip
 """Kernels in order of precedence: the first that supports weight and number of rows is used, else torch's library.
 Measured on an H200 with bfloat16 weights of Llama 8B; bench/notes/gpu.md has the figures."""
 
-STRICT: tuple[LinearKernel, ...] = (OneOrder(), Bits12OneOrder())
-"""Kernels of strict mode: the first has all numbers of rows; a later one precedes it if it yields equal bits."""
+STRICT: tuple[LinearKernel, ...] = (
+    OneOrder(), Bits12OneOrder(), CodesOneOrder(TiledWeight), CodesOneOrder(TiledParts),
+)  # fmt: skip
+"""Kernels of strict mode: the first of a format has all numbers of rows; a later one precedes it if it yields equal
+bits."""

@@ -4,9 +4,10 @@
     python -m bench.gpu.quantised --shape gpt-oss-20b --formats plain,mxfp4 --steps 48x2200,192x700
 
 The model has random weights in the shape of Llama 3.1 8B, or one of bench.gpu.shapes. Weights of linear layers are
-rounded to each format on the card; the head stays plain. In "mxfp4" experts have random codes instead. A step is
-`ROWSxCONTEXT`, or rows alone for `--context` tokens; `p16` is a prefill of 16 rows. `bf16` holds 12-bit forms beside
-its weights, as it does by default, `plain` does not. One process measures all formats, so that ratios are of one run.
+rounded to each format on the card; the head stays plain. "fp8-rows" is "fp8" with activations="fp8". In "mxfp4"
+experts have random codes instead. A step is `ROWSxCONTEXT`, or rows alone for `--context` tokens; `p16` is a prefill of
+16 rows. `bf16` holds 12-bit forms beside its weights, as it does by default, `plain` does not. One process measures all
+formats, so that ratios are of one run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ FORMATS = "plain,bf16,fp8,int8,int4,awq"
 def quantised(weight: torch.Tensor, name: str) -> QuantisedWeight:
     """Return a weight in a format: one of `rounded`, "fp8-block" (128 x 128), or "awq" (128 inputs, zero points)."""
     n, k = weight.shape
+    if name == "fp8-rows":
+        name = "fp8"
     if name == "fp8-block":
         blocks = weight.float().view(n // 128, 128, k // 128, 128)
         scale = blocks.abs().amax((1, 3)) / 448
@@ -108,6 +111,7 @@ def build(name: str, shape: dict[str, Any], num_slots: int, tiny: bool) -> tuple
     options = EngineConfig.from_options(
         max_model_len=MAX_CONTEXT // TINY if tiny else MAX_CONTEXT, max_step_tokens=STEP_TOKENS, max_batch=MAX_BATCH,
         cache=CacheConfig(max_tokens=num_slots), compact_weights=False if name == "plain" else None,
+        activations="fp8" if name == "fp8-rows" else "exact",
     )  # fmt: skip
     loaded = load_model(model, options, byte_tokenizer())
     if loaded.lane != "paged":

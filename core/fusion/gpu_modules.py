@@ -41,11 +41,14 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between a module and its replacement on random input; half precision rounds once more or less."""
 
 
-def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = False, dry: bool = False) -> Fusions:
+def fuse_gpu(
+    model: nn.Module, *, max_rows: int | None = None, strict: bool = False, fp8: bool = False, dry: bool = False
+) -> Fusions:
     """Replace modules of `model` by faster equivalents on a GPU; packing holds one layer's weights in memory twice.
 
     max_rows  the largest number of rows for kernels of few rows; None takes the measured rule.
     strict    the result of a linear layer for a row does not depend on the batch, to the bit.
+    fp8       steps of many rows multiply weights in E4M3 with activations that are rounded to it too.
     dry       accept every replacement without comparison, to launch its kernels; `model` is unusable afterwards. Parts
               that it shares with other models of its kind stay unchanged.
     """
@@ -55,7 +58,7 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
             fusions.add(partial(hold_as, module, None))
     first = next(model.parameters())
     linear = FixedProduct(first.device, first.dtype) if strict else None
-    work = _Work(fusions, Recognised({}, {}), linear, _same_shape if dry else _agree, max_rows)
+    work = _Work(fusions, Recognised({}, {}), linear, _same_shape if dry else _agree, fp8, max_rows)
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
@@ -80,6 +83,7 @@ class _Work:
     found: Recognised
     linear: Linear | None
     agree: AllClose
+    fp8: bool
     max_rows: int | None = None
 
 
@@ -137,7 +141,7 @@ class PackedProjections(nn.Module):
             self.weight = nn.Parameter(weight.values, requires_grad=False)
             weight = replace(weight, values=self.weight)
         elif any(isinstance(module, QuantisedLinear) for module in linears):
-            weight = _tiled(weight, gates=gates is not None)
+            weight = _tiled(weight, gates=gates is not None, fp8=work is not None and work.fp8)
         biases = [bias for module in linears if (bias := _bias_of(module)) is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
         self.product = Product(weight, self.bias)
@@ -213,8 +217,8 @@ def _pack(linears: list[nn.Module], work: _Work, **options: Any) -> PackedProjec
         return None
 
 
-def _tiled(weight: Weight, *, gates: bool) -> TiledWeight | TiledParts:
-    found = tiled(weight, gates=gates)
+def _tiled(weight: Weight, *, gates: bool, fp8: bool) -> TiledWeight | TiledParts:
+    found = tiled(weight, gates=gates, fp8=fp8)
     if found is None:
         raise ValueError("no kernel multiplies weights of this format together")
     return found
@@ -256,7 +260,7 @@ def _tile_linears(model: nn.Module, work: _Work) -> None:
             continue
         weight = module.quantised
         gates = name.endswith("gate_up_proj")
-        found = weight if isinstance(weight, TiledWeight | TiledParts) else tiled(weight, gates=gates)
+        found = weight if isinstance(weight, TiledWeight | TiledParts) else tiled(weight, gates=gates, fp8=work.fp8)
         if found is None:
             continue
         module.quantised = found

@@ -78,7 +78,7 @@ def rehearse(
 
         model = small_copy(loaded.model)
         try:
-            fuse_gpu(model, strict=config.strict, dry=True)
+            fuse_gpu(model, strict=config.strict, fp8=config.activations == "fp8", dry=True)
             found = discover(model, loaded.device)
             small = replace(loaded, model=model, lane="paged", layers=found.layers, layer_of=found.layer_of)
             kv = kv_format(small, config)

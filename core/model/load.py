@@ -80,7 +80,7 @@ def load_model(
         give_back()  # the largest weight is in memory twice at this point
     latents = Fusions()
     fuse_latent(hf_model, latents)  # before weights are laid out anew
-    loaded.fusions = _fuse(loaded, strict=config.strict, unchanged=ours)
+    loaded.fusions = _fuse(loaded, config, unchanged=ours)
     loaded.fusions.add(latents.undo)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if ours:
@@ -151,11 +151,11 @@ def _choose_compact(loaded: LoadedModel, config: EngineConfig) -> None:
         )
 
 
-def _fuse(loaded: LoadedModel, *, strict: bool, unchanged: bool) -> Fusions:
+def _fuse(loaded: LoadedModel, config: EngineConfig, *, unchanged: bool) -> Fusions:
     if loaded.device.type == "cpu":
         return fuse(loaded.model, unchanged=unchanged, fusions=loaded.fusions)
     if triton_problem(loaded.device) is None:
         from graftlm.core.fusion.gpu_modules import fuse_gpu
 
-        return fuse_gpu(loaded.model, strict=strict)
+        return fuse_gpu(loaded.model, strict=config.strict, fp8=config.activations == "fp8")
     return Fusions()

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.hopper.tiles import barrier, halves, load
+from graftlm.kernels.hopper.tiles import barrier, gated, halves, load
 
 # Four pairs from a word of nibbles, of the outputs m and m + 8 in turn: 128 plus the number in bfloat16, less $5 or $6.
 _INT4 = gl.constexpr("""{
@@ -243,7 +243,7 @@ def factor(
 
 
 @gluon.jit
-def _numbers(ss, s):
+def numbers_of_stage(ss, s):
     """Return the numbers of a stage. -> float32 [rows, 64]"""
     LINES: gl.constexpr = ss.shape[1]
     if LINES == 8:
@@ -263,33 +263,34 @@ def _numbers(ss, s):
 
 
 @gluon.jit
-def _row(found, ROW: gl.constexpr, layout: gl.constexpr):
+def row_of(found, ROW: gl.constexpr, layout: gl.constexpr):
     """Return row `ROW` of found [rows, 64], whose rows lie in a thread's registers."""
     ROWS: gl.constexpr = found.shape[0]
     if ROWS == 1:
         return gl.convert_layout(found.reshape([64]), gl.SliceLayout(1, layout), assert_trivial=True)
     else:
         first, second = gl.split(found.reshape([2, ROWS // 2, 64]).permute((1, 2, 0)))
-        return _row(first if ROW < ROWS // 2 else second, ROW % (ROWS // 2), layout)
+        return row_of(first if ROW < ROWS // 2 else second, ROW % (ROWS // 2), layout)
 
 
 @gluon.jit
 def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
     """Allocate shared memory: (tiles of x, of codes, of scales, stages read, stages free), sums, barriers of the sums.
 
-    SHAPE  rows, inputs of a box of x, bits, lines of scales, teams
+    SHAPE  rows, inputs of a box of x, bits, lines of scales, teams, tiles of a stage
     """
     TEAMS: gl.constexpr = SHAPE[4]
     ROWS: gl.constexpr = SHAPE[0]
     K: gl.constexpr = SHAPE[1]
     BITS: gl.constexpr = SHAPE[2]
     LINES: gl.constexpr = SHAPE[3]
+    TILES: gl.constexpr = STAGES * SHAPE[5]
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    xs = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * (128 // K), ROWS, K], x_tiles.layout)
-    ws = gl.allocate_shared_memory(gl.int32, [STAGES * (BITS // 4), 32, 32], codes.layout)
+    xs = gl.allocate_shared_memory(x_tiles.dtype, [TILES * (128 // K), ROWS, K], x_tiles.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [TILES * (BITS // 4), 32, 32], codes.layout)
     ss = ws
     if LINES > 0:
-        ss = gl.allocate_shared_memory(gl.float32, [STAGES, LINES, 32], scales.layout)
+        ss = gl.allocate_shared_memory(gl.float32, [TILES, LINES, 32], scales.layout)
     from_others = gl.allocate_shared_memory(gl.float32, [TEAMS - 1, 64, ROWS], flat)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -302,6 +303,37 @@ def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
         mbarrier.init(by_others.index(i), count=1)
     fence_async_shared()
     return (xs, ws, ss, ready, free), from_others, by_others
+
+
+@gluon.jit
+def store_outputs(
+    sums, scales, bias, out, first_row, num_rows, block, n, out_row, SCALED: gl.constexpr, OUTPUT: gl.constexpr
+):
+    """Store a block's sums [64, rows] to out [rows, out_row]: times their scales, with their bias, or gated.
+
+    OUTPUT  whether there are a bias and gates; their activation
+    """
+    i = block * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, sums.type.layout))
+    if SCALED:
+        sums *= gl.load(scales + i, mask=i < (2 * n if OUTPUT[1] else n), other=0.0)[:, None]
+    if OUTPUT[1]:
+        ACTIVATION: gl.constexpr = OUTPUT[2]
+        found = gated(sums, out.dtype.element_ty, ACTIVATION)
+        _store(found, out, first_row, num_rows, block * 32, n, out_row)
+    else:
+        if OUTPUT[0]:
+            sums += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]
+        _store(sums, out, first_row, num_rows, block * 64, n, out_row)
+
+
+@gluon.jit
+def _store(found, out, first_row, num_rows, first, n, out_row):
+    """Store found [outputs, rows] to out [rows, out_row] from row `first_row` and output `first` on."""
+    layout: gl.constexpr = found.type.layout
+    i = first + gl.arange(0, found.shape[0], layout=gl.SliceLayout(1, layout))
+    row = first_row + gl.arange(0, found.shape[1], layout=gl.SliceLayout(0, layout))
+    target = out + (row * out_row)[None, :] + i[:, None]
+    gl.store(target, found.to(out.dtype.element_ty), mask=(row < num_rows)[None, :] & (i < n)[:, None])
 
 
 @gluon.jit
@@ -325,78 +357,153 @@ def take_over(sums, given, handed, TEAMS: gl.constexpr, turn):
 
 
 @gluon.jit
-def read_tile(codes, scales, shared, s, tile, pred, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr):
-    """Load the codes and scales of a tile into stage `s`."""
+def read_tiles(codes, scales, shared, s, first, pred, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr):
+    """Load the codes and scales of a stage's tiles, from tile `first` on, into stage `s`."""
     _, ws, ss, ready, _ = shared
     PARTS: gl.constexpr = SHAPE[2] // 4
     LINES: gl.constexpr = SHAPE[3]
-    for part in gl.static_range(PARTS):
-        load(codes, [(tile * PARTS + part) * 32, 0], ready.index(s), ws.index(s * PARTS + part), pred=pred)
+    DEPTH: gl.constexpr = SHAPE[5]
+    for part in gl.static_range(DEPTH * PARTS):
+        load(codes, [(first * PARTS + part) * 32, 0], ready.index(s), ws.index(s * DEPTH * PARTS + part), pred=pred)
     if LINES > 0:
-        load(scales, [tile * SCALE_LINES, 0], ready.index(s), ss.index(s), pred=pred)
+        for tile in gl.static_range(DEPTH):
+            load(scales, [(first + tile) * SCALE_LINES, 0], ready.index(s), ss.index(s * DEPTH + tile), pred=pred)
 
 
 @gluon.constexpr_function
-def _row_of(kind, groups, boxes, group, part):
+def row_of_operands(kind, groups, boxes, group, part):
     """Return the row of a box's operands among a stage's numbers."""
     return part * groups // boxes if kind == "power" else group + (groups if kind == "zero" else 0)
 
 
 @gluon.jit
-def block_sums(
-    shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr,
-    TABLE: gl.constexpr,
-):  # fmt: skip
+def block_sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     """Return a block's 64 outputs over a team's share of `steps` stages from number `at` on. -> float32 [64, rows]"""
-    xs, ws, ss, ready, free = shared
+    ready, free = shared[3], shared[4]
     STAGES: gl.constexpr = ready.shape[0]
     ROWS: gl.constexpr = SHAPE[0]
-    K: gl.constexpr = SHAPE[1]
-    BITS: gl.constexpr = SHAPE[2]
     TEAMS: gl.constexpr = SHAPE[4]
-    BOXES: gl.constexpr = 128 // K
-    SCALED: gl.constexpr = GROUPS > 0 and KIND != "power"  # by group: a group has sums of its own
-    EACH: gl.constexpr = BOXES // (GROUPS if SCALED else 1)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     sums = gl.zeros([64, ROWS], gl.float32, layout)
-    if KIND == "minimum":
-        ones = gl.full([64, K], 1.0, gl.bfloat16, gl.DotOperandLayout(0, layout, 2))
     for step in range((TEAM + TEAMS - at % TEAMS) % TEAMS, steps, TEAMS):
         s = (at + step) % STAGES
         mbarrier.wait(ready.index(s), (at + step) // STAGES & 1)
-        found = sums
-        if GROUPS > 0:
-            found = _numbers(ss, s)
-        more = warpgroup_mma_init(sums)
-        if SCALED:
-            more = warpgroup_mma_init(gl.zeros([64, ROWS], gl.float32, layout))
-        if KIND == "minimum":
-            total = warpgroup_mma_init(gl.zeros([64, ROWS], gl.float32, layout))
-        for group in gl.static_range(BOXES // EACH):
-            for part in gl.static_range(EACH):
-                first, second = box_words(ws, s, (group * EACH + part) * K // 64, BITS)
-                w = factor(
-                    first, second, found, _row_of(KIND, GROUPS, BOXES, group, part), (group * EACH + part) % (64 // K),
-                    64 // K, BITS, TABLE, KIND, KIND == "power" and GROUPS > BOXES, layout,
-                )  # fmt: skip
-                x = xs.index(s * BOXES + group * EACH + part).permute((1, 0))
-                more = warpgroup_mma(w, x, more, use_acc=(not SCALED) | (part > 0), is_async=True)
-            if KIND == "minimum":
-                for part in gl.static_range(EACH):
-                    x = xs.index(s * BOXES + group * EACH + part).permute((1, 0))
-                    total = warpgroup_mma(ones, x, total, use_acc=part > 0, is_async=True)
-                more, total = warpgroup_mma_wait(0, deps=(more, total))
-                sums += more * _row(found, group, layout)[:, None]
-                sums += total * _row(found, GROUPS + group, layout)[:, None]
-                more, total = warpgroup_mma_init(more), warpgroup_mma_init(total)
-            elif SCALED:
-                more = warpgroup_mma_wait(0, deps=(more,))
-                sums += more * _row(found, group, layout)[:, None]
-                more = warpgroup_mma_init(more)
-        if not SCALED:
-            sums = warpgroup_mma_wait(0, deps=(more,))
+        if FORMAT[0] > 0 and FORMAT[1] != "power":
+            sums = _add_groups(shared, s, sums, SHAPE, FORMAT)
+        else:
+            sums = _add_tiles(shared, s, sums, SHAPE, FORMAT)
         mbarrier.arrive(free.index(s))
     return sums
+
+
+@gluon.jit
+def box_factor(ws, found, tile, GROUP: gl.constexpr, PART: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+    """Return the first factor [64, K] of a box of a tile's codes: part `PART` of a group.
+
+    found  the tile's numbers
+    """
+    GROUPS: gl.constexpr = FORMAT[0]
+    KIND: gl.constexpr = FORMAT[1]
+    TABLE: gl.constexpr = FORMAT[2]
+    ROWS: gl.constexpr = SHAPE[0]
+    K: gl.constexpr = SHAPE[1]
+    BITS: gl.constexpr = SHAPE[2]
+    BOXES: gl.constexpr = 128 // K
+    BOX: gl.constexpr = GROUP * _each(GROUPS, KIND, BOXES) + PART
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    first, second = box_words(ws, tile, BOX * K // 64, BITS)
+    return factor(
+        first, second, found, row_of_operands(KIND, GROUPS, BOXES, GROUP, PART), BOX % (64 // K), 64 // K, BITS,
+        TABLE, KIND, KIND == "power" and GROUPS > BOXES, layout,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _each(groups, kind, boxes):
+    """Return the boxes of a group, or of a tile whose sums have no scales of groups."""
+    return boxes // groups if groups > 0 and kind != "power" else boxes
+
+
+@gluon.jit
+def _add_tiles(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+    """Add a stage whose sums have no scales of groups."""
+    xs, ws, ss, _, _ = shared
+    DEPTH: gl.constexpr = SHAPE[5]
+    BOXES: gl.constexpr = 128 // SHAPE[1]
+    more = warpgroup_mma_init(sums)
+    for tile in gl.static_range(DEPTH):
+        found = sums
+        if FORMAT[0] > 0:
+            found = numbers_of_stage(ss, s * DEPTH + tile)
+        for box in gl.static_range(BOXES):
+            w = box_factor(ws, found, s * DEPTH + tile, 0, box, SHAPE, FORMAT)
+            x = xs.index((s * DEPTH + tile) * BOXES + box).permute((1, 0))
+            more = warpgroup_mma(w, x, more, is_async=True)
+    return warpgroup_mma_wait(0, deps=(more,))
+
+
+@gluon.jit
+def _add_groups(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+    """Add a stage's groups, each with sums of its own; where registers suffice the next is decoded meanwhile."""
+    xs, ws, ss, _, _ = shared
+    GROUPS: gl.constexpr = FORMAT[0]
+    MINIMUM: gl.constexpr = FORMAT[1] == "minimum"
+    ROWS: gl.constexpr = SHAPE[0]
+    K: gl.constexpr = SHAPE[1]
+    DEPTH: gl.constexpr = SHAPE[5]
+    BOXES: gl.constexpr = 128 // K
+    EACH: gl.constexpr = BOXES // GROUPS  # one or two
+    layout: gl.constexpr = sums.type.layout
+    zeros = gl.zeros([64, ROWS], gl.float32, layout)
+    if MINIMUM:
+        ones = gl.full([64, K], 1.0, gl.bfloat16, gl.DotOperandLayout(0, layout, 2))
+    found = numbers_of_stage(ss, s * DEPTH)
+    w, other = _group_factors(ws, found, s * DEPTH, 0, SHAPE, FORMAT)
+    for i in gl.static_range(DEPTH * GROUPS):
+        box = (s * DEPTH + i // GROUPS) * BOXES + i % GROUPS * EACH
+        x, other_x = xs.index(box).permute((1, 0)), xs.index(box + EACH - 1).permute((1, 0))
+        more = warpgroup_mma(w, x, warpgroup_mma_init(zeros), use_acc=False, is_async=True)
+        if EACH == 2:
+            more = warpgroup_mma(other, other_x, more, is_async=True)
+        total = warpgroup_mma_init(zeros)
+        if MINIMUM:
+            total = warpgroup_mma(ones, x, total, use_acc=False, is_async=True)
+            if EACH == 2:
+                total = warpgroup_mma(ones, other_x, total, is_async=True)
+        own = found
+        if ROWS > 32:
+            sums = _scaled(sums, more, total, own, i % GROUPS, GROUPS, MINIMUM)
+        if i + 1 < DEPTH * GROUPS:
+            tile = s * DEPTH + (i + 1) // GROUPS
+            if (i + 1) % GROUPS == 0:
+                found = numbers_of_stage(ss, tile)
+            w, other = _group_factors(ws, found, tile, (i + 1) % GROUPS, SHAPE, FORMAT)
+        if ROWS <= 32:
+            sums = _scaled(sums, more, total, own, i % GROUPS, GROUPS, MINIMUM)
+    return sums
+
+
+@gluon.jit
+def _group_factors(ws, found, tile, GROUP: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+    """Return the first factors of a group's boxes, of which there are one or two."""
+    EACH: gl.constexpr = 128 // SHAPE[1] // FORMAT[0]
+    w = box_factor(ws, found, tile, GROUP, 0, SHAPE, FORMAT)
+    other = w
+    if EACH == 2:
+        other = box_factor(ws, found, tile, GROUP, 1, SHAPE, FORMAT)
+    return w, other
+
+
+@gluon.jit
+def _scaled(sums, more, total, found, GROUP: gl.constexpr, GROUPS: gl.constexpr, MINIMUM: gl.constexpr):
+    """Return `sums` plus the sums of a group times its scale, and the total of its inputs times its minimum."""
+    layout: gl.constexpr = sums.type.layout
+    if MINIMUM:
+        more, total = warpgroup_mma_wait(0, deps=(more, total))
+        sums += total * row_of(found, GROUPS + GROUP, layout)[:, None]
+    else:
+        more = warpgroup_mma_wait(0, deps=(more,))
+    return sums + more * row_of(found, GROUP, layout)[:, None]
 
 
 @functools.cache

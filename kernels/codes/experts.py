@@ -17,8 +17,15 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.bits12.code_tiles import store_rows
-from graftlm.kernels.codes.code_tiles import allocate, block_sums, hand_over, lines_layout, read_tile, take_over
-from graftlm.kernels.codes.matmul import LAYOUTS, MAX_STAGES, Layout, inputs_of_box, scale_lines, stages_of
+from graftlm.kernels.codes.code_tiles import (
+    allocate,
+    block_sums,
+    hand_over,
+    lines_layout,
+    read_tiles,
+    take_over,
+)
+from graftlm.kernels.codes.matmul import LAYOUTS, Layout, depth_of, inputs_of_box, scale_lines, stages_of
 from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledWeight
 from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate
@@ -28,7 +35,7 @@ from graftlm.kernels.hopper.tiles import load, tiled
 _PAIRS = ((13, 16), (26, 32))
 """Average tokens per expert up to which a block has so many pairs; with more tokens it has 64."""
 
-LAYOUT = LAYOUTS | {16: Layout(2, 80, 108 * 1024)}
+LAYOUT = {rows: layout._replace(depth=1) for rows, layout in LAYOUTS.items()} | {16: Layout(2, 80, 108 * 1024)}
 """Layouts by the pairs of a block: two programs of the smallest fit on a multiprocessor."""
 _TWICE = 16
 """Pairs of a block up to which two programs fit on a multiprocessor."""
@@ -57,15 +64,17 @@ def _expert(column, item, blocks_of, num_items):
 
 
 @gluon.jit
-def _read(x, codes, scales, shared, table, sizes, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constexpr):
+def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constexpr):
+    x, codes, scales, shared, table, sizes = given
     xs, _, _, ready, free = shared
     block_expert, _, _, _, used = table
-    blocks_of, steps, _ = sizes
+    blocks_of, steps, _, tiles = sizes
     STAGES: gl.constexpr = ready.shape[0]
     ROWS: gl.constexpr = SHAPE[0]
     K: gl.constexpr = SHAPE[1]
-    BOXES: gl.constexpr = 128 // K
-    BYTES: gl.constexpr = ROWS * 256 + SHAPE[2] * 1024 + SHAPE[3] * 128
+    DEPTH: gl.constexpr = SHAPE[5]
+    BOXES: gl.constexpr = DEPTH * (128 // K)
+    BYTES: gl.constexpr = (ROWS * 256 + SHAPE[2] * 1024 + SHAPE[3] * 128) * DEPTH
     first, num_programs = gl.program_id(0), gl.num_programs(0)
     launch_dependents(PDL)
     grid_wait(PDL)
@@ -74,15 +83,15 @@ def _read(x, codes, scales, shared, table, sizes, SHAPE: gl.constexpr, SCALE_LIN
     expert = _expert(block_expert, first, blocks_of, num_items)
     for item in range(first, num_items, num_programs):
         following = _expert(block_expert, item + num_programs, blocks_of, num_items)
-        tile = (expert * blocks_of + item % blocks_of) * steps
+        tile = (expert * blocks_of + item % blocks_of) * tiles
         row = item // blocks_of * ROWS
         for step in range(steps):
             s = at % STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES)
-            read_tile(codes, scales, shared, s, tile + step, True, SHAPE, SCALE_LINES)
+            read_tiles(codes, scales, shared, s, tile + step * DEPTH, True, SHAPE, SCALE_LINES)
             for box in gl.static_range(BOXES):
-                load(x, [row, step * 128 + box * K], ready.index(s), xs.index(s * BOXES + box))
+                load(x, [row, step * DEPTH * 128 + box * K], ready.index(s), xs.index(s * BOXES + box))
             at += 1
         expert = following
 
@@ -116,15 +125,14 @@ def _scatter(found, out, pair, scale, ok, first, n, top_k, out_rank):
 
 @gluon.jit
 def _multiply(
-    shared, given, handed, factors, table, out, sizes, gate,
-    TEAM: gl.constexpr, SHAPE: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr,
-    BIAS: gl.constexpr, GATE: gl.constexpr, CLAMP: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
+    given, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr, PDL: gl.constexpr
+):
     """Compute a team's steps of each of the program's items; the first team stores the sum of all teams."""
+    shared, teams, factors, table, out, sizes, gate = given
     ROWS: gl.constexpr = SHAPE[0]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     block_expert, block_start, block_end, pairs, used = table
-    blocks_of, steps, n = sizes
+    blocks_of, steps, n, _ = sizes
     weight_scales, bias, routing, top_k, out_rank = factors
     alpha, limit, shift = gate
     grid_wait(PDL)
@@ -136,19 +144,19 @@ def _multiply(
         expert = gl.load(block_expert + group)
         start = gl.load(block_start + group)
         count = gl.load(block_end + group) - start
-        sums = block_sums(shared, at, steps, TEAM, SHAPE, GROUPS, KIND, TABLE)
+        sums = block_sums(shared, at, steps, TEAM, SHAPE, FORMAT)
         at += steps
         if TEAM > 0:
-            hand_over(sums, given, handed, TEAM, turn & 1)
+            hand_over(sums, teams[0], teams[1], TEAM, turn & 1)
         else:
             i = (expert * blocks_of + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-            sums = take_over(sums, given, handed, SHAPE[4], turn & 1)
-            if GROUPS == 0:
+            sums = take_over(sums, teams[0], teams[1], SHAPE[4], turn & 1)
+            if FORMAT[0] == 0:
                 sums *= gl.load(weight_scales + i)[:, None]
-            if BIAS:
+            if OUTPUT[0]:
                 sums += gl.load(bias + i)[:, None]
-            if GATE:
-                found = _gated(sums, out.dtype.element_ty, alpha, limit, shift, CLAMP)
+            if OUTPUT[1]:
+                found = _gated(sums, out.dtype.element_ty, alpha, limit, shift, OUTPUT[2])
                 store_rows(found, out, group * ROWS, count, tile * 32, n)
             else:
                 pair = gl.load(pairs + start + row, mask=row < count, other=0)
@@ -157,114 +165,30 @@ def _multiply(
         turn += 1  # noqa: SIM113
 
 
-@gluon.jit(do_not_specialize=["blocks_of", "steps", "top_k"])
+@gluon.jit(do_not_specialize=["blocks_of", "steps", "tiles", "top_k"])
 def _coded_experts(
     x_tiles, codes, scale_tiles, weight_scales, bias, routing, out,
-    block_expert, block_start, block_end, pairs, used, blocks_of, steps, n, top_k, out_rank, alpha, limit, shift,
-    SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr,
-    TABLE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, CLAMP: gl.constexpr, REGISTERS: gl.constexpr,
-    PDL: gl.constexpr,
+    block_expert, block_start, block_end, pairs, used, blocks_of, steps, tiles, n, top_k, out_rank, alpha, limit, shift,
+    SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, STAGES: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr,
+    REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (some of the items)."""
-    shared, given, handed = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
-    table, sizes, gate = (
-        (block_expert, block_start, block_end, pairs, used),
-        (blocks_of, steps, n),
-        (alpha, limit, shift),
-    )
-    factors = (weight_scales, bias, routing, top_k, out_rank)
+    """Program (some of the items).
+
+    OUTPUT  whether there are a bias and gates, and whether these have a limit
+    """
+    shared, sums, handed = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
+    table, sizes = (block_expert, block_start, block_end, pairs, used), (blocks_of, steps, n, tiles)
+    factors, gate = (weight_scales, bias, routing, top_k, out_rank), (alpha, limit, shift)
+    given = (shared, (sums, handed), factors, table, out, sizes, gate)
+    reading = (x_tiles, codes, scale_tiles, shared, table, sizes)
     if SHAPE[4] == 4:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        0,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        1,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        2,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        3,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (_read, (x_tiles, codes, scale_tiles, shared, table, sizes, SHAPE, SCALE_LINES, PDL)),
+                (_multiply, (given, 0, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 1, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 2, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 3, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_read, (reading, SHAPE, SCALE_LINES, PDL)),
             ],
             [4, 4, 4, 1],  # warps
             [REGISTERS, REGISTERS, REGISTERS, 24],  # registers of a thread
@@ -272,73 +196,10 @@ def _coded_experts(
     elif SHAPE[4] == 3:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        0,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        1,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        2,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (_read, (x_tiles, codes, scale_tiles, shared, table, sizes, SHAPE, SCALE_LINES, PDL)),
+                (_multiply, (given, 0, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 1, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 2, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_read, (reading, SHAPE, SCALE_LINES, PDL)),
             ],
             [4, 4, 1],  # warps
             [REGISTERS, REGISTERS, 24],  # registers of a thread
@@ -346,51 +207,9 @@ def _coded_experts(
     else:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        0,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        factors,
-                        table,
-                        out,
-                        sizes,
-                        gate,
-                        1,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        CLAMP,
-                        PDL,
-                    ),
-                ),
-                (_read, (x_tiles, codes, scale_tiles, shared, table, sizes, SHAPE, SCALE_LINES, PDL)),
+                (_multiply, (given, 0, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 1, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_read, (reading, SHAPE, SCALE_LINES, PDL)),
             ],
             [4, 1],  # warps
             [REGISTERS, 24],  # registers of a thread
@@ -416,17 +235,17 @@ def _launch(
     if lines:
         scales = TensorDescriptor(weight.scales, list(weight.scales.shape), [32, 1], [lines, 32], lines_layout())
     box, rows, layout = inputs_of_box(weight), blocks.block, LAYOUT[blocks.block]
+    depth, tiles = depth_of(weight, layout), triton.cdiv(k, INPUTS)
     at_once = num_sms * (2 if rows <= _TWICE else 1)
     _coded_experts[(min(num_items, at_once),)](
         tiled(x, rows, box), codes, scales, weight.scales, bias if bias is not None else weight.scales,
         routing, out, blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
-        triton.cdiv(k, INPUTS), out.shape[-1], routing.shape[-1], 0 if gated else out.stride(0),
+        triton.cdiv(tiles, depth), tiles, out.shape[-1], routing.shape[-1], 0 if gated else out.stride(0),
         gate.alpha, gate.limit or 0.0, gate.shift,
-        SHAPE=(rows, box, weight.bits, lines, layout.teams), SCALE_LINES=weight.scale_lines,
-        STAGES=stages_of(rows, weight, MAX_STAGES, layout), GROUPS=weight.groups, KIND=weight.kind,
-        TABLE=weight.table or "", BIAS=bias is not None, GATE=gated,
-        CLAMP=gate.limit is not None, REGISTERS=layout.registers, num_warps=4, maxnreg=layout.registers,
-        **pdl_options(routing),
+        SHAPE=(rows, box, weight.bits, lines, layout.teams, depth), SCALE_LINES=weight.scale_lines,
+        STAGES=stages_of(rows, weight, layout), FORMAT=(weight.groups, weight.kind, weight.table or ""),
+        OUTPUT=(bias is not None, gated, gate.limit is not None),
+        REGISTERS=layout.registers, num_warps=4, maxnreg=layout.registers, **pdl_options(routing),
     )  # fmt: skip
 
 

@@ -17,201 +17,118 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.activation import Activation
-from graftlm.kernels.bits12.code_tiles import store_rows
-from graftlm.kernels.codes.code_tiles import allocate, block_sums, hand_over, lines_layout, read_tile, take_over
-from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledParts, TiledWeight
+from graftlm.kernels.codes.code_tiles import (
+    allocate,
+    block_sums,
+    hand_over,
+    lines_layout,
+    read_tiles,
+    store_outputs,
+    take_over,
+)
+from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledWeight
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.prefetch_matmul import num_parts
-from graftlm.kernels.hopper.tiles import gated, load, tiled
+from graftlm.kernels.hopper.tiles import load, tiled
+from graftlm.kernels.weight import Weight
 
-ROWS = 64
-"""The largest number of rows of one launch."""
 MAX_STAGES = 16
 
 
 class Layout(NamedTuple):
-    """The teams of a program, the registers of a thread, and bytes of shared memory for stages and sums."""
+    """The teams of a program, the registers of a thread, and bytes of shared memory for stages and sums.
+
+    depth  tiles of a stage with 4 bits: a team's step has latencies, which the codes of one tile do not cover
+    """
 
     teams: int
     registers: int
     shared: int
+    depth: int = 1
 
 
-LAYOUTS = {16: Layout(4, 96, 190 * 1024), 32: Layout(3, 120, 190 * 1024), 64: Layout(2, 168, 190 * 1024)}
+LAYOUTS = {16: Layout(4, 96, 190 * 1024, 2), 32: Layout(3, 120, 190 * 1024, 2), 64: Layout(2, 168, 190 * 1024)}
 """Layouts by the rows of a tile. A smaller one for 16 rows, of which two fit on a multiprocessor, took 1.25 times as
 long with linear layers of an 8B model."""
 
 
 @gluon.jit
-def _read(x, codes, scales, shared, sizes, tiles, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constexpr):
+def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constexpr):
     """Fill the stages with this program's items in order, as stages become free."""
+    x, codes, scales, shared, sizes, tiles = given
     xs, _, _, ready, free = shared
     num_items, num_blocks, steps = sizes
     STAGES: gl.constexpr = ready.shape[0]
     ROWS: gl.constexpr = SHAPE[0]
     K: gl.constexpr = SHAPE[1]
-    BOXES: gl.constexpr = 128 // K
-    BYTES: gl.constexpr = ROWS * 256 + SHAPE[2] * 1024 + SHAPE[3] * 128
+    DEPTH: gl.constexpr = SHAPE[5]
+    BOXES: gl.constexpr = DEPTH * (128 // K)
+    BYTES: gl.constexpr = (ROWS * 256 + SHAPE[2] * 1024 + SHAPE[3] * 128) * DEPTH
     first, num_programs = gl.program_id(0), gl.num_programs(0)
     launch_dependents(PDL)
     for stage in gl.static_range(STAGES):  # no kernel before writes the weight
-        mbarrier.expect(ready.index(stage), BYTES)
-        tile = first % num_blocks * tiles + first // num_blocks * steps + stage
-        read_tile(codes, scales, shared, stage, tile, True, SHAPE, SCALE_LINES)
+        item = first + stage // steps * num_programs
+        mbarrier.expect(ready.index(stage), BYTES, pred=item < num_items)
+        tile = item % num_blocks * tiles + (item // num_blocks * steps + stage % steps) * DEPTH
+        read_tiles(codes, scales, shared, stage, tile, item < num_items, SHAPE, SCALE_LINES)
     grid_wait(PDL)
     at = 0
     for item in range(first, num_items, num_programs):
         block, begin = item % num_blocks, item // num_blocks * steps
-        for step in range(steps):
+        for step in range(begin, begin + steps):
             s, later = at % STAGES, at >= STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES, pred=later)
-            read_tile(codes, scales, shared, s, block * tiles + begin + step, later, SHAPE, SCALE_LINES)
+            read_tiles(codes, scales, shared, s, block * tiles + step * DEPTH, later, SHAPE, SCALE_LINES)
             for box in gl.static_range(BOXES):
-                load(x, [0, (begin + step) * 128 + box * K], ready.index(s), xs.index(s * BOXES + box))
+                load(x, [0, step * DEPTH * 128 + box * K], ready.index(s), xs.index(s * BOXES + box))
             at += 1
 
 
 @gluon.jit
 def _multiply(
-    shared, given, handed, scales, bias, out, counts, sizes,
-    TEAM: gl.constexpr, SHAPE: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr,
-    BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
-):  # fmt: skip
+    given, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr, PDL: gl.constexpr
+):
     """Compute a team's steps of each of the program's items; the first team stores the sum of all teams."""
-    ROWS: gl.constexpr = SHAPE[0]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    shared, teams, scales, bias, out, counts, sizes = given
     num_items, num_blocks, steps = sizes
     num_rows, n, out_row = counts
     at, num_programs = 0, gl.num_programs(0)
     for item in range(gl.program_id(0), num_items, num_programs):
         block, turn = item % num_blocks, item // num_programs & 1
-        sums = block_sums(shared, at, steps, TEAM, SHAPE, GROUPS, KIND, TABLE)
+        sums = block_sums(shared, at, steps, TEAM, SHAPE, FORMAT)
         at += steps
         if TEAM > 0:
-            hand_over(sums, given, handed, TEAM, turn)
+            hand_over(sums, teams[0], teams[1], TEAM, turn)
         else:
-            sums = take_over(sums, given, handed, SHAPE[4], turn)
-            if GROUPS == 0:
-                i = block * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-                sums *= gl.load(scales + i)[:, None]
-            if GATE:
-                store_rows(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)
-            else:
-                if BIAS:
-                    i = block * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-                    sums += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]
-                _store(sums, out + item // num_blocks * num_rows * out_row, num_rows, block * 64, n, out_row)
-
-
-@gluon.jit
-def _store(found, out, num_rows, first, n, out_row):
-    """Store found [outputs, rows] to out [rows, out_row] from output `first` on."""
-    layout: gl.constexpr = found.type.layout
-    i = first + gl.arange(0, found.shape[0], layout=gl.SliceLayout(1, layout))
-    row = gl.arange(0, found.shape[1], layout=gl.SliceLayout(0, layout))
-    target = out + row[None, :] * out_row + i[:, None]
-    gl.store(target, found.to(out.dtype.element_ty), mask=(row < num_rows)[None, :] & (i < n)[:, None])
+            sums = take_over(sums, teams[0], teams[1], SHAPE[4], turn)
+            part = out + item // num_blocks * num_rows * out_row
+            store_outputs(sums, scales, bias, part, 0, num_rows, block, n, out_row, FORMAT[0] == 0, OUTPUT)
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_items", "num_blocks", "steps", "tiles"])
 def _codes(
     x_tiles, codes, scale_tiles, scales, bias, out, num_rows, n, out_row, num_items, num_blocks, steps, tiles,
-    SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, KIND: gl.constexpr,
-    TABLE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr, REGISTERS: gl.constexpr,
-    PDL: gl.constexpr,
+    SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, STAGES: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr,
+    REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (some of the items: a block of outputs, a part of the inputs)."""
-    shared, given, handed = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
-    sizes, counts = (num_items, num_blocks, steps), (num_rows, n, out_row)
+    """Program (some of the items: a block of outputs, a part of the inputs).
+
+    SHAPE   of `allocate`
+    OUTPUT  of `store_outputs`
+    """
+    shared, sums, handed = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
+    sizes = (num_items, num_blocks, steps)
+    given = (shared, (sums, handed), scales, bias, out, (num_rows, n, out_row), sizes)
+    reading = (x_tiles, codes, scale_tiles, shared, sizes, tiles)
     if SHAPE[4] == 4:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        0,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        1,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        2,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        3,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (_read, (x_tiles, codes, scale_tiles, shared, sizes, tiles, SHAPE, SCALE_LINES, PDL)),
+                (_multiply, (given, 0, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 1, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 2, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 3, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_read, (reading, SHAPE, SCALE_LINES, PDL)),
             ],
             [4, 4, 4, 1],  # warps
             [REGISTERS, REGISTERS, REGISTERS, 24],  # registers of a thread
@@ -219,70 +136,10 @@ def _codes(
     elif SHAPE[4] == 3:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        0,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        1,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        2,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (_read, (x_tiles, codes, scale_tiles, shared, sizes, tiles, SHAPE, SCALE_LINES, PDL)),
+                (_multiply, (given, 0, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 1, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 2, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_read, (reading, SHAPE, SCALE_LINES, PDL)),
             ],
             [4, 4, 1],  # warps
             [REGISTERS, REGISTERS, 24],  # registers of a thread
@@ -290,60 +147,25 @@ def _codes(
     else:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        0,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        shared,
-                        given,
-                        handed,
-                        scales,
-                        bias,
-                        out,
-                        counts,
-                        sizes,
-                        1,
-                        SHAPE,
-                        GROUPS,
-                        KIND,
-                        TABLE,
-                        BIAS,
-                        GATE,
-                        ACTIVATION,
-                    ),
-                ),
-                (_read, (x_tiles, codes, scale_tiles, shared, sizes, tiles, SHAPE, SCALE_LINES, PDL)),
+                (_multiply, (given, 0, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_multiply, (given, 1, SHAPE, FORMAT, OUTPUT, PDL)),
+                (_read, (reading, SHAPE, SCALE_LINES, PDL)),
             ],
             [4, 1],  # warps
             [REGISTERS, 24],  # registers of a thread
         )
 
 
-def stages_of(rows: int, weight: TiledWeight, steps: int, layout: Layout) -> int:
+def depth_of(weight: TiledWeight, layout: Layout) -> int:
+    """Return the tiles of a stage."""
+    return layout.depth if weight.bits == 4 else 1
+
+
+def stages_of(rows: int, weight: TiledWeight, layout: Layout) -> int:
     """Return the number of stages that fit: a multiple of the teams, so that each stage belongs to one of them."""
     free = layout.shared - (layout.teams - 1) * OUTPUTS * rows * 4
-    fitting = free // (rows * 256 + weight.bits * 1024 + scale_lines(weight) * 128)
-    return max(min(fitting, steps, MAX_STAGES) // layout.teams, 1) * layout.teams
+    fitting = free // (rows * 256 + weight.bits * 1024 + scale_lines(weight) * 128) // depth_of(weight, layout)
+    return max(min(fitting, MAX_STAGES) // layout.teams, 1) * layout.teams
 
 
 def scale_lines(weight: TiledWeight) -> int:
@@ -375,62 +197,31 @@ def launch(
     (num_rows, k), (parts, _, n) = x.shape, out.shape
     rows, blocks, tiles = max(16, triton.next_power_of_2(num_rows)), weight.blocks, triton.cdiv(k, INPUTS)
     layout = LAYOUTS[rows]
-    steps, num_items = max(triton.cdiv(tiles, parts), layout.teams), blocks * parts  # zeros follow the inputs
-    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    depth, num_items = depth_of(weight, layout), blocks * parts
     codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [32, 32], lines_layout())
     lines, scales = scale_lines(weight), codes
     if lines:
         scales = TensorDescriptor(weight.scales, list(weight.scales.shape), [32, 1], [lines, 32], lines_layout())
-    _codes[(min(num_items, num_sms),)](
+    _codes[(min(num_items, num_sms_of(x.device)),)](
         tiled(x, rows, box := inputs_of_box(weight)), codes, scales, weight.scales, bias if bias is not None else x,
-        out, num_rows, n, out.stride(1), num_items, blocks, steps, tiles,
-        SHAPE=(rows, box, weight.bits, lines, layout.teams), SCALE_LINES=weight.scale_lines,
-        STAGES=stages_of(rows, weight, steps, layout), GROUPS=weight.groups, KIND=weight.kind,
-        TABLE=weight.table or "", BIAS=bias is not None, GATE=activation is not None, ACTIVATION=activation or "",
+        out, num_rows, n, out.stride(1), num_items, blocks, triton.cdiv(tiles, depth * parts), tiles,
+        SHAPE=(rows, box, weight.bits, lines, layout.teams, depth), SCALE_LINES=weight.scale_lines,
+        STAGES=stages_of(rows, weight, layout), FORMAT=(weight.groups, weight.kind, weight.table or ""),
+        OUTPUT=(bias is not None, activation is not None, activation or ""),
         REGISTERS=layout.registers, num_warps=4, maxnreg=layout.registers, **pdl_options(x),
     )  # fmt: skip
 
 
-def codes_matmul(
-    x: torch.Tensor,
-    weight: TiledWeight | TiledParts,
-    bias: torch.Tensor | None = None,
-    *,
-    activation: Activation | None = None,
-) -> torch.Tensor:
-    """Compute x [num_rows, k] @ weight.T + bias [n]. -> [num_rows, n], dtype of x. Sums are in float32.
+def num_sms_of(device: torch.device) -> int:
+    """Return the number of multiprocessors of a device."""
+    found: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return found
 
-    activation  of a weight with gates: activation(gate) * up, [num_rows, n / 2]
+
+def parts_of(num_rows: int, weight: Weight, *, summed: bool) -> int:
+    """Return the number of parts of the inputs: the most with which all programs run concurrently.
+
+    summed  whether the result shall be no parts
     """
-    n = weight.shape[0] // (2 if activation is not None else 1)
-    out = torch.empty(1, len(x), n, dtype=x.dtype, device=x.device)
-    _by_rows(x, weight, out, bias, activation)
-    return out[0]
-
-
-def codes_parts(x: torch.Tensor, weight: TiledWeight | TiledParts) -> torch.Tensor:
-    """Compute the parts whose sum is x [num_rows, k] @ weight.T. -> float32 [num_parts, num_rows, n]"""
     n, k = weight.shape
-    parts = min(num_parts(n, k, x.device), k // (2 * INPUTS)) if len(x) <= ROWS else 1
-    out = torch.empty(parts, len(x), n, dtype=torch.float32, device=x.device)
-    _by_rows(x, weight, out, None, None)
-    return out
-
-
-def _by_rows(
-    x: torch.Tensor,
-    weight: TiledWeight | TiledParts,
-    out: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: Activation | None,
-) -> None:
-    """Launch a kernel for each weight and each 64 rows."""
-    start = 0
-    for part in weight.parts if isinstance(weight, TiledParts) else (weight,):
-        n = out.shape[2] if part is weight else part.num_outputs
-        ordered = x if part.order is None else x.index_select(1, part.order)
-        own = bias[start : start + n] if bias is not None else None
-        for first in range(0, len(x), ROWS):
-            last = first + ROWS
-            launch(ordered[first:last], part, out[:, first:last, start : start + n], own, activation=activation)
-        start += n
+    return 1 if summed else min(num_parts(n, k, weight.device), k // (2 * INPUTS))

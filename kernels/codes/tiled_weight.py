@@ -24,6 +24,8 @@ OUTPUTS = 64
 """Outputs of a tile."""
 INPUTS = 128
 """Inputs of a tile."""
+FEW_ROWS = 64
+"""The largest number of rows of codes/matmul.py."""
 MIDDLE = {4: 8, 8: 128}
 """The code of the value 0, by bits, of integers without a zero point of their own."""
 
@@ -53,6 +55,7 @@ class TiledWeight:
     order   None, or int64 [k]: the input at each position
     outputs None, or int64 [n]: the output at each position
     gates   whether eight gates and their eight ups alternate
+    in_fp8  whether steps of many rows multiply activations that are rounded to E4M3
     """
 
     codes: torch.Tensor
@@ -66,6 +69,7 @@ class TiledWeight:
     order: torch.Tensor | None = None
     outputs: torch.Tensor | None = None
     gates: bool = False
+    in_fp8: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -108,6 +112,12 @@ class TiledWeight:
 
         start, stop, _ = rows.indices(self.num_outputs)
         return widened(self, start, max(stop, start))
+
+    def bytes_by_output(self) -> torch.Tensor:
+        """Return the codes of a weight in E4M3, as numbers of that type, [n, k]."""
+        from graftlm.kernels.codes.widen import widened
+
+        return widened(self, 0, self.num_outputs, torch.float8_e4m3fn)
 
     def concat(self, others: Sequence[Weight]) -> Weight:
         raise ValueError("weights are concatenated before they are tiled")
@@ -215,17 +225,18 @@ def runs_on(device: torch.device) -> bool:
 
 @torch.no_grad()
 def tiled(
-    weight: Weight, *, gates: bool = False, outputs: torch.Tensor | None = None
+    weight: Weight, *, gates: bool = False, outputs: torch.Tensor | None = None, fp8: bool = False
 ) -> TiledWeight | TiledParts | None:
     """Return a quantised weight in tiles, in memory of its own; None if the kernels do not multiply it.
 
     gates    outputs are gates and ups: halves that are a multiple of 8, unless `outputs` says otherwise
     outputs  int64 [n]: the output at each position, where eight gates and their eight ups alternate
+    fp8      round activations of many rows to E4M3, where the weight is in E4M3
     """
     if problem(weight) is not None:
         return None
     if isinstance(weight, PartedWeight):
-        parts = [tiled(part) for part in weight.parts] if not gates and outputs is None else []
+        parts = [tiled(part, fp8=fp8) for part in weight.parts] if not gates and outputs is None else []
         return TiledParts(tuple(p for p in parts if isinstance(p, TiledWeight))) if parts and all(parts) else None
     assert isinstance(weight, QuantisedWeight)
     n, k = weight.shape
@@ -248,7 +259,8 @@ def tiled(
     else:
         scales = numbers_by_tile(numbers, weight.group, k)
     order = weight.order.long() if weight.order is not None else None
-    return TiledWeight(lines, scales, groups, kind, weight.bits, weight.table, n, k, order, outputs, gates)
+    in_fp8 = fp8 and weight.table == "e4m3" and groups <= 1 and kind == "scale"
+    return TiledWeight(lines, scales, groups, kind, weight.bits, weight.table, n, k, order, outputs, gates, in_fp8)
 
 
 def numbers_of(weight: QuantisedWeight) -> tuple[Kind, torch.Tensor]:

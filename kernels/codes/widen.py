@@ -1,4 +1,4 @@
-"""Values of a tiled weight in bfloat16: the operand of matmuls of many rows, one weight at a time."""
+"""Values of a tiled weight in bfloat16, or its bytes: the operand of matmuls of many rows, one weight at a time."""
 
 from __future__ import annotations
 
@@ -21,19 +21,24 @@ def value_of(code, BITS: tl.constexpr, TABLE: tl.constexpr):
         exponent, odd = (code >> 1) & 3, (code & 1).to(tl.float32)
         size = tl.where(exponent == 0, 0.5 * odd, (1.0 + 0.5 * odd) * (1 << exponent).to(tl.float32) * 0.5)
         return tl.where(code >= 8, -size, size)
-    return (code - (8 if BITS == 4 else 128)).to(tl.float32)
+    # 2^23 plus the code, by its bits: cards convert integers at a fraction of their rate
+    return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + (8 if BITS == 4 else 128))
 
 
 @triton.jit
 def _widen(
     codes, scales, order, outputs, out, start, stop, k, tiles,
     BITS: tl.constexpr, TABLE: tl.constexpr, GROUPS: tl.constexpr, KIND: tl.constexpr, ORDER: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr, RAW: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of inputs, block of outputs from `start` on)."""
+    """Program (tile of inputs, block of outputs from `start` on). RAW: codes of 8 bits, in place of values."""
     tile = tl.program_id(0)
     block = tl.program_id(1) + start // 64
-    o, i = tl.arange(0, 64)[:, None], tl.arange(0, 128)[None, :]
+    # outputs, groups, inputs of a group: numbers of a group are read once for all of its inputs
+    EACH: tl.constexpr = 128 // GROUPS if GROUPS > 0 else 128
+    o = tl.arange(0, 64)[:, None, None]
+    g = tl.arange(0, 128 // EACH)[None, :, None]
+    i = g * EACH + tl.arange(0, EACH)[None, None, :]
     line = (o >> 4) * 4 + ((o >> 1) & 3)
     word = (o & 1) * 16 + ((i >> 1) & 3) * 4 + ((i >> 5) & 1) * 2 + ((i >> 4) & 1)
     lower, eight, half = (i >> 3) & 1, (o >> 3) & 1, i & 1
@@ -44,24 +49,27 @@ def _widen(
         line += (i >> 6) * 32 + lower * 16
         shift = (1 - eight) * 8 + half * 16
     first = (block * tiles + tile).to(tl.int64)
-    found = tl.load(codes + (first * (8 * BITS) + line) * 32 + word)
-    value = value_of((found >> shift) & ((1 << BITS) - 1), BITS, TABLE)
-    if GROUPS == 0:
-        value *= tl.load(scales + block * 64 + o)
+    found = tl.load(codes + first * (8 * BITS * 32) + (line * 32 + word))
+    value = (found >> shift) & ((1 << BITS) - 1)
+    if RAW:
+        value = value.to(tl.uint8)
     else:
-        PAIR: tl.constexpr = KIND == "minimum" or KIND == "zero"
-        at = scales + first * (GROUPS * 64 * (2 if PAIR else 1)) + i * GROUPS // 128 * 64 + o
-        number = tl.load(at)
-        if KIND == "power":
-            value *= (number.to(tl.int32, bitcast=True) << 16).to(tl.float32, bitcast=True) * 1.1754943508222875e-38
-        elif KIND == "zero":
-            value = (
-                value - ((tl.load(at + GROUPS * 64).to(tl.int32, bitcast=True) & 0x7F) - 8).to(tl.float32)
-            ) * number
+        value = value_of(value, BITS, TABLE)
+        if GROUPS == 0:
+            value *= tl.load(scales + block * 64 + o)
         else:
-            value *= number
-        if KIND == "minimum":
-            value += tl.load(at + GROUPS * 64)
+            PAIR: tl.constexpr = KIND == "minimum" or KIND == "zero"
+            at = scales + first * (GROUPS * 64 * (2 if PAIR else 1)) + (g * 64 + o)
+            number = tl.load(at)
+            if KIND == "power":
+                value *= (number.to(tl.int32, bitcast=True) << 16).to(tl.float32, bitcast=True) * 1.1754943508222875e-38
+            elif KIND == "zero":
+                zero = (tl.load(at + GROUPS * 64).to(tl.int32, bitcast=True) & 0x7F) - 8
+                value = (value - zero.to(tl.float32)) * number
+            else:
+                value *= number
+            if KIND == "minimum":
+                value += tl.load(at + GROUPS * 64)
     output, column = block * 64 + o, tile * 128 + i
     ok = (output >= start) & (output < stop) & (column < k)
     if OUTPUTS:
@@ -71,18 +79,20 @@ def _widen(
     tl.store(out + (output - start).to(tl.int64) * k + column, value.to(out.dtype.element_ty), mask=ok)
 
 
-def widened(weight: TiledWeight, start: int, stop: int) -> torch.Tensor:
-    """Return the values of outputs [start, stop). -> bfloat16 [stop - start, k]"""
+def widened(weight: TiledWeight, start: int, stop: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Return the values of outputs [start, stop), or codes of 8 bits in a `dtype` of one byte. -> [stop - start, k]"""
     n, k = weight.shape
     if weight.outputs is not None and (start, stop) != (0, n):
-        return widened(weight, 0, n)[start:stop]
-    out = torch.empty(stop - start, k, dtype=weight.dtype, device=weight.device)
+        return widened(weight, 0, n, dtype)[start:stop]
+    out = torch.empty(stop - start, k, dtype=dtype, device=weight.device)
+    raw = dtype.itemsize == 1
     tiles, order, outputs = triton.cdiv(k, 128), weight.order, weight.outputs
     if stop > start:
         _widen[(tiles, triton.cdiv(stop, 64) - start // 64)](
             weight.codes, weight.scales, order if order is not None else weight.codes,
-            outputs if outputs is not None else weight.codes, out, start, stop, k, tiles,
+            outputs if outputs is not None else weight.codes,
+            out.view(torch.uint8) if raw else out, start, stop, k, tiles,
             BITS=weight.bits, TABLE=weight.table or "", GROUPS=weight.groups, KIND=weight.kind,
-            ORDER=order is not None, OUTPUTS=outputs is not None, num_warps=4,
+            ORDER=order is not None, OUTPUTS=outputs is not None, RAW=raw, num_warps=4,
         )  # fmt: skip
     return out

@@ -18,6 +18,7 @@ GluonModule = Literal[
     "bits12.one_order",
     "codes.experts",
     "codes.matmul",
+    "codes.wide_matmul",
     "hopper.gate_up_decode",
     "hopper.gate_up_prefill",
     "hopper.prefetch_matmul",

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 KERNELS = (
+    "codes.fp8_rows",
     "codes.widen",
     "gpu.attention.block_table",
     "gpu.attention.decode",

@@ -18,8 +18,9 @@ from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.panel_kind import FOURS, INPUTS, TABLE, Arithmetic, Numbers, PanelKind
 from graftlm.kernels.quantised_weight import VALUES, QuantisedWeight, Table
 
-Activations = Literal["exact", "int8"]
-"""The rows that a quantised weight multiplies: those of its dtype, or int8 with a scale for every 32 inputs."""
+Activations = Literal["exact", "int8", "fp8"]
+"""The rows that a quantised weight multiplies: those of its dtype, or int8 with a scale for every 32 inputs. "fp8" is
+for Hopper GPUs; on a CPU rows keep their dtype."""
 
 _BYTE_TABLES = {"e2m1": (2, 12), "iq4_nl": (1, 128)}
 """Tables of whole numbers: their factor and the offset that makes all of them positive."""

@@ -43,10 +43,10 @@ boxes = lambda of, height: f"tensordesc<{{of}}[{{height}}, 32],{{lines_layout()!
 signature = dict(x_tiles=tile(32, 64), codes=boxes("i32", 32), scale_tiles=boxes("fp32", 8), out="*bf16")
 signature |= dict.fromkeys(("weight_scales", "bias", "routing"), "*fp32")
 signature |= dict.fromkeys(("block_expert", "block_start", "block_end", "pairs", "used"), "*i32")
-signature |= dict.fromkeys(("blocks_of", "steps", "n", "top_k", "out_rank"), "i32")
+signature |= dict.fromkeys(("blocks_of", "steps", "tiles", "n", "top_k", "out_rank"), "i32")
 signature |= dict.fromkeys(("alpha", "limit", "shift"), "fp32")
-given = dict(SHAPE=(32, 64, 4, 8, 3), SCALE_LINES=8, STAGES=6, GROUPS=4, KIND="power", TABLE="e2m1", BIAS=True,
-    GATE=True, CLAMP=True, REGISTERS=kernel.LAYOUT[32].registers, PDL=True)
+given = dict(SHAPE=(32, 64, 4, 8, 3, 2), SCALE_LINES=8, STAGES=6, FORMAT=(4, "power", "e2m1"),
+    OUTPUT=(True, True, True), REGISTERS=kernel.LAYOUT[32].registers, PDL=True)
 """
 
 

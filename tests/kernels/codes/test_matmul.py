@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 import torch
 
-from graftlm.kernels.codes.tiled_weight import tiled
-from graftlm.kernels.hopper.support import gluon_kernel
+from graftlm.kernels.codes.fp8_rows import exact_rows
+from graftlm.kernels.codes.tiled_weight import TiledParts, TiledWeight, tiled
+from graftlm.kernels.linear_kernels import FEW_ROWS, Codes, Fp8, Role
 from graftlm.kernels.quantised_weight import PartedWeight
+from graftlm.kernels.weight import Weight
 from tests.kernels.codes.test_tiled_weight import FORMATS, quantised, tiles_of
 from tests.kernels.gluon import compile_for_hopper, error, random
 
@@ -17,10 +17,14 @@ TOLERANCE = 5e-3
 """One rounding of the result."""
 
 
-def kernel() -> ModuleType:
-    found = gluon_kernel("codes.matmul")
-    assert found is not None
-    return found
+def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, role: Role = "qkv") -> torch.Tensor:
+    """The product by the kernel of the number of rows, parts summed."""
+    assert isinstance(weight, TiledWeight | TiledParts)
+    kernel = Codes(type(weight), "codes.matmul" if len(x) <= FEW_ROWS else "codes.wide_matmul")
+    run = kernel.make(weight, role, bias)
+    assert run is not None
+    found = run(x)
+    return found if found.dim() == 2 else found.sum(0) + (0 if bias is None or role == "add" else bias)
 
 
 @pytest.mark.gpu
@@ -32,21 +36,37 @@ def test_every_row_and_output_is_its_sum(name: str) -> None:
     tiles = tiles_of(weight)
     for num_rows in (1, 17, 100):
         x = random(num_rows, k)
-        product = x.double() @ weight.dense().double().t()
-        assert error(kernel().codes_matmul(x, tiles, bias), product + bias.double()) < TOLERANCE
-        assert error(kernel().codes_parts(x, tiles).sum(0), product) < TOLERANCE  # values of `dense` are rounded
+        expected = x.double() @ weight.dense().double().t()
+        assert error(product(x, tiles, bias), expected + bias.double()) < TOLERANCE
+        assert error(product(x, tiles, role="add"), expected) < TOLERANCE  # values of `dense` are rounded
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["int4 in 32s", "int4 with minima", "e4m3 an output"])
 def test_gates_are_inside(name: str) -> None:
     weight = quantised(1024, 768, **FORMATS[name] | ({"group": 768} if "an output" in name else {}))
-    for num_rows in (1, 20, 64):
+    for num_rows in (1, 20, 64, 100):
         x = random(num_rows, 768)
         gate, up = (x.double() @ weight.dense().double().t()).bfloat16().double().chunk(2, -1)
         expected = (gate * torch.sigmoid(gate)).bfloat16().double() * up
-        found = kernel().codes_matmul(x, tiles_of(weight, gates=True), activation="silu")
-        assert error(found, expected) < 2 * TOLERANCE
+        assert error(product(x, tiles_of(weight, gates=True), role="gate_up"), expected) < 2 * TOLERANCE
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", [False, True])
+def test_rows_and_weights_in_e4m3(gates: bool) -> None:
+    weight, bias = quantised(1024, 768, bits=8, table="e4m3", group=768), random(1024)
+    tiles, x = tiled(weight, gates=gates, fp8=True), exact_rows(random(100, 768))
+    assert isinstance(tiles, TiledWeight)
+    expected = x.double() @ weight.dense().double().t()
+    if gates:
+        gate, up = expected.bfloat16().double().chunk(2, -1)
+        expected = (gate * torch.sigmoid(gate)).bfloat16().double() * up
+    role: Role = "gate_up" if gates else "qkv"
+    many = Fp8().make(tiles, role, None if gates else bias)
+    assert many is not None
+    for found in (many(x), product(x, tiles, None if gates else bias, role)):
+        assert error(found, expected if gates else expected + bias.double()) < 2 * TOLERANCE
 
 
 @pytest.mark.gpu
@@ -57,9 +77,10 @@ def test_weights_of_several_formats_are_one_product() -> None:
     both, bias = tiled(weight), random(392)
     for num_rows in (1, 40, 130):
         x = random(num_rows, 512)
-        product = x.double() @ weight.dense().double().t()
-        assert error(kernel().codes_matmul(x, both, bias), product + bias.double()) < TOLERANCE
-        assert error(kernel().codes_parts(x, both).sum(0), product) < TOLERANCE
+        assert both is not None
+        expected = x.double() @ weight.dense().double().t()
+        assert error(product(x, both, bias), expected + bias.double()) < TOLERANCE
+        assert error(product(x, both, role="add"), expected) < TOLERANCE
 
 
 _COMPILE = """
@@ -69,9 +90,9 @@ boxes = lambda of, height: f"tensordesc<{{of}}[{{height}}, 32],{{lines_layout()!
 signature = dict(x_tiles=tile(rows, box), codes=boxes("i32", 32), scales="*fp32", bias="*bf16", out="*bf16",
     scale_tiles=boxes("fp32", lines) if lines else boxes("i32", 32))
 signature |= dict.fromkeys(("num_rows", "n", "out_row", "num_items", "num_blocks", "steps", "tiles"), "i32")
-teams = kernel.LAYOUTS[rows].teams
-given = dict(SHAPE=(rows, box, bits, lines, teams), SCALE_LINES=lines, STAGES=teams, GROUPS=groups, KIND=kind,
-    TABLE=table, BIAS=False, GATE=False, ACTIVATION="", REGISTERS=kernel.LAYOUTS[rows].registers, PDL=True)
+teams, depth = kernel.LAYOUTS[rows].teams, kernel.LAYOUTS[rows].depth if bits == 4 else 1
+given = dict(SHAPE=(rows, box, bits, lines, teams, depth), SCALE_LINES=lines, STAGES=teams, 
+    FORMAT=(groups, kind, table), OUTPUT=(False, False, ""), REGISTERS=kernel.LAYOUTS[rows].registers, PDL=True)
 """
 
 

@@ -54,6 +54,12 @@ def tiles_of(weight: QuantisedWeight, *, gates: bool = False) -> TiledWeight:
     return found
 
 
+def test_bytes_by_output_are_the_codes() -> None:
+    weight = quantised(160, 320, bits=8, table="e4m3", group=320)
+    assert torch.equal(tiles_of(weight).bytes_by_output().view(torch.uint8), weight.codes)
+    assert torch.equal(tiles_of(weight, gates=True).bytes_by_output().view(torch.uint8), weight.codes)
+
+
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """True if all are equal up to one rounding of sums of two float32 numbers, which half precision rounds again."""
     return torch.allclose(found.float(), expected.float(), rtol=2**-7, atol=1e-5)
