@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
@@ -45,11 +46,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """A fast language-model runtime under the frameworks you already write in."""
+    if context.invoked_subcommand != "serve":  # which has a form of its own
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON and nothing else.")]
