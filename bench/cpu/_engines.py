@@ -19,6 +19,7 @@ from rich.console import Console
 from bench.cpu._models import Precision, write_gguf, write_openvino, write_random
 from bench.harness import ROOT, Options, Row
 from bench.models import Size
+from graftlm.kernels.jit import python_process
 
 OURS = "GraftLM"
 NEEDS = {"llama.cpp": ("llama_cpp", "gguf"), "OpenVINO": ("openvino_genai",)}
@@ -50,10 +51,10 @@ class Worker:
     def __init__(self, engine: str, model: Path, precision: Precision, activations: str = "exact") -> None:
         self.engine = engine
         threads = os.process_cpu_count() if sys.version_info >= (3, 13) else len(os.sched_getaffinity(0))
-        command = [sys.executable, "-m", "bench.cpu._worker", engine, str(model), precision, str(threads), activations]
+        command = ["-m", "bench.cpu._worker", engine, str(model), precision, str(threads), activations]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the worker
-        self._process = subprocess.Popen(
+        self._process = python_process.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
         )
 

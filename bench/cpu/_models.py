@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from bench.models import SHAPES, Size
+from graftlm.kernels.jit import python_process
 from tests.models import byte_tokenizer, tiny_model
 
 Precision = Literal["float32", "bfloat16"]
@@ -94,9 +93,9 @@ def write_openvino(model: Path, precision: Precision) -> Path:
     """
     target = model / f"openvino-{precision}"
     if not (target / "openvino_model.xml").exists():
-        python = os.environ.get("OPTIMUM_PYTHON", sys.executable)
+        python = os.environ.get("OPTIMUM_PYTHON")
         kind = "fp16" if precision == "bfloat16" else "fp32"
-        done = subprocess.run([python, "-c", EXPORT, model, target, kind], capture_output=True, text=True)
+        done = python_process.run(["-c", EXPORT, model, target, kind], python=python, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"optimum-intel did not export {model.name}: {done.stderr.strip().splitlines()[-1]}")
     return target

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from graftlm.kernels.jit import python_process
 
 NAMES = ("schema", "regex", "lark", "body", "endpoint_stream", "gguf", "safetensors", "cache_file")
 SLOWEST_S, MOST_MB, MOST_BYTES = 20, 3000, 2048
@@ -31,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         _fuzz(given.targets[0], given.seconds)
     failed = []
     for name in given.targets or NAMES:
-        command = [sys.executable, "-m", "bench", "fuzz", name, "--seconds", str(given.seconds), "--one"]
-        failed += [name] if subprocess.run(command).returncode else []
+        command = ["-m", "bench", "fuzz", name, "--seconds", str(given.seconds), "--one"]
+        failed += [name] if python_process.run(command).returncode else []
     print(f"failed: {', '.join(failed)}" if failed else "no target failed")
     return 1 if failed else 0
 

@@ -26,6 +26,7 @@ from bench.gpu.measure import ENGINES, TINY, TINY_VOCABULARY
 from bench.gpu.model import write
 from bench.gpu.workloads import Sizes
 from bench.harness import ROOT, origin
+from graftlm.kernels.jit import python_process
 
 PEERS = {"vllm": "site_vllm", "sglang": "site_sglang"}
 ROUNDS = {"hf": 1, "hf_batching": 1}
@@ -107,7 +108,9 @@ def model_folder(peers: Path | None) -> str:
 
 
 def measured_rates() -> Rates:
-    output = subprocess.check_output([sys.executable, "-m", "bench.gpu.limits"], cwd=ROOT, text=True)
+    output = python_process.run(
+        ["-m", "bench.gpu.limits"], cwd=ROOT, text=True, check=True, stdout=subprocess.PIPE
+    ).stdout
     return Rates(**json.loads(output.splitlines()[-1]))
 
 
@@ -122,7 +125,7 @@ def run(name: str, given: argparse.Namespace, model: str | None) -> dict[str, An
         out = scratch / "figures.json"
         log = (given.logs or scratch) / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "bench.gpu.measure", name, "--out", str(out)]
+        command = ["-m", "bench.gpu.measure", name, "--out", str(out)]
         command += ["--rounds", str(ROUNDS.get(name, Sizes().rounds))]
         command += ["--tiny"] if given.tiny else ["--model", str(model)]
         command += ["--only", given.only] if given.only else []
@@ -130,7 +133,7 @@ def run(name: str, given: argparse.Namespace, model: str | None) -> dict[str, An
         reason = None
         with log.open("w") as stream:
             try:
-                done = subprocess.run(
+                done = python_process.run(
                     command, cwd=ROOT, env=environment, stdout=stream, stderr=stream, timeout=60 * given.minutes
                 )
                 reason = f"ended with status {done.returncode}" if done.returncode else None

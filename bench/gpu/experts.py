@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.expert_router import Router, route
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up, sum_parts
 from graftlm.kernels.gpu.norm import add_norm
+from graftlm.kernels.jit import python_process
 from graftlm.kernels.norm import Norm
 
 SHARED_MEMORY = 227 * 1024
@@ -244,8 +244,8 @@ def main() -> None:
         part, parts = map(int, args.compile.split("/"))
         return compile_part(Layers(shape, 1), rows, part, parts)
     workers = max(1, min(16, (os.cpu_count() or 2)))
-    command = [sys.executable, "-m", "bench.gpu.experts", *sys.argv[1:]]
-    compiling = [subprocess.Popen([*command, "--compile", f"{i}/{workers}"]) for i in range(workers)]
+    command = ["-m", "bench.gpu.experts", *sys.argv[1:]]
+    compiling = [python_process.start([*command, "--compile", f"{i}/{workers}"]) for i in range(workers)]
     layers = Layers(shape, args.copies)
     check(layers)
     for process in compiling:

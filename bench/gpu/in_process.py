@@ -12,7 +12,6 @@ import gc
 import importlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from bench.gpu import vllm_hook
 from bench.harness import ROOT, origin
 from bench.workloads._suite import eight_billion, geometric_mean, names
 from graftlm.ab.statistics import ratio
+from graftlm.kernels.jit import python_process
 
 READY_S, ROUND_S = 600, 300
 MEMORY_SHARE = 0.5
@@ -82,8 +82,8 @@ def _started(engine: str, model: str, peers: Path | None) -> Iterator[Connection
             "PYTHONPATH": os.pathsep.join([str(peers / "site_vllm" if peers else ""), str(ROOT)])
         }
     code = "import sys; from bench.gpu.in_process import attend; attend(*sys.argv[1:])"
-    with ours, subprocess.Popen(
-        [sys.executable, "-c", code, engine, model, str(theirs.fileno())],
+    with ours, python_process.start(
+        ["-c", code, engine, model, str(theirs.fileno())],
         env=environment, pass_fds=[theirs.fileno()], stdout=2, cwd=ROOT,
     ) as process:  # fmt: skip
         theirs.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from graftlm.kernels.jit import python_process
 
 ROWS = (1, 4, 16, 64, 256, 1024, 8192)
 WIDTH = 4096
@@ -126,8 +127,8 @@ def main() -> int:
             os._exit(1)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        command = [sys.executable, "-m", "bench.gpu.rank_sums", "--ranks", str(given.ranks), "--store", store]
-        started = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(given.ranks)]
+        command = ["-m", "bench.gpu.rank_sums", "--ranks", str(given.ranks), "--store", store]
+        started = [python_process.start([*command, "--rank", str(rank)]) for rank in range(given.ranks)]
         return max(process.wait() for process in started)
 
 

@@ -101,7 +101,7 @@ def check(
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
     for name in kernels():
         options += ["--kernel-name", f"kns={name}"]
-    command = [sanitizer, *options, sys.executable, "-m", "pytest", *tests, "-p", "bench.gpu.sanitize"]
+    command = [sanitizer, *options, sys.executable, "-P", "-m", "pytest", *tests, "-p", "bench.gpu.sanitize"]
     command += ["-p", "no:cacheprovider"]
     environment = os.environ | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool in ("memcheck", "initcheck") else {})
     environment |= {FEW: "1"} if few else {}

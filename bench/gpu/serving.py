@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 from bench.gpu.engine_vllm import ENVIRONMENT
 from bench.gpu.model import random_weights, write
 from bench.harness import ROOT
+from graftlm.kernels.jit import python_process
 
 NAME = "served"
 MAX_LEN = 16_384
@@ -67,8 +67,8 @@ def serving(command: Sequence[str], environment: dict[str, str], log: Path, url:
 
     began = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, *command], env=environment, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+        process = python_process.start(
+            command, env=environment, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
         )
     try:
         while True:
@@ -105,10 +105,10 @@ def load(url: str, given: argparse.Namespace, environment: dict[str, str], seed:
             "percentile-metrics": "ttft,tpot,itl", "metric-percentiles": "50,99",
             "result-dir": folder, "result-filename": "result.json",
         }  # fmt: skip
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+        command = ["-m", "vllm.entrypoints.cli.main", "bench", "serve"]
         command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         command += ["--ignore-eos", "--save-result", "--disable-tqdm"]
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+        done = python_process.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         result = Path(folder) / "result.json"
         if not result.exists():
             raise RuntimeError(
@@ -157,8 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         random_weights(str(write(given.model)))[0].save_pretrained(given.model)
         return 0
     if not list(given.model.glob("*.safetensors")):
-        made = [sys.executable, "-m", "bench.gpu.serving", "--weights", "--peers", str(given.peers)]
-        subprocess.run([*made, "--model", str(given.model)], cwd=ROOT, check=True)
+        made = ["-m", "bench.gpu.serving", "--weights", "--peers", str(given.peers)]
+        python_process.run([*made, "--model", str(given.model)], cwd=ROOT, check=True)
     found: dict[str, Any] = {}
     for name in given.servers.split(","):
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ import numpy as np
 
 from bench.gpu.shape_engines import SHAPE_ENGINES, Ids
 from bench.harness import ROOT
+from graftlm.kernels.jit import python_process
 
 Shape = dict[str, Any]
 
@@ -265,14 +265,14 @@ def compare(given: argparse.Namespace) -> int:
         for engine, environment in engines.items():
             with tempfile.TemporaryDirectory() as folder:
                 output = Path(folder) / "figures.json"
-                command = [sys.executable, "-m", "bench.gpu.shapes", name, "--engine", engine, "--only", given.only]
+                command = ["-m", "bench.gpu.shapes", name, "--engine", engine, "--only", given.only]
                 command += ["--decode", ",".join(f"{rows}x{context}" for rows, context in given.decode)]
                 command += ["--json", str(output), *(["--tiny"] if given.tiny else [])]
                 command += ["--layers", str(given.layers)] if given.layers else []
                 command += ["--profile"] if given.profile else []
                 command += ["--kv", given.kv]
                 with (Path(folder) / "errors").open("w+") as errors:
-                    code = subprocess.run(command, env=os.environ | environment, cwd=ROOT, stderr=errors).returncode
+                    code = python_process.run(command, env=os.environ | environment, cwd=ROOT, stderr=errors).returncode
                     errors.seek(0)
                     told = "".join(errors.readlines()[-5:])
                 figures = json.loads(output.read_text()) if output.exists() else {"failed": f"exit {code}: {told}"}

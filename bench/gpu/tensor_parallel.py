@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from bench.harness import ROOT
+from graftlm.kernels.jit import python_process
 
 NEW = 128
 PROMPT, LONG = 512, 8192
@@ -146,8 +146,8 @@ def _child(given: argparse.Namespace, ranks: int, folder: str, options: dict[str
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         job = json.dumps({"folder": folder, "ranks": ranks, "options": options, "exact": given.exact, "out": out.name})
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, "-m", "bench.gpu.tensor_parallel", "--job", job]
-        subprocess.run(command, env=environment, cwd=ROOT)
+        command = ["-m", "bench.gpu.tensor_parallel", "--job", job]
+        python_process.run(command, env=environment, cwd=ROOT)
         text = Path(out.name).read_text()
     found: dict[str, Any] = json.loads(text) if text else {}
     return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import ROOT, Options, Row
+from graftlm.kernels.jit import python_process
 
 CHILD = """
 import json, sys, time
@@ -79,9 +79,9 @@ def _measure(model: str, prepared: str, caches: Path) -> dict[str, float]:
         "PYTHONPATH": str(ROOT),
         "GRAFTLM_CACHE_DIR": str(caches / "graftlm"),
     }
-    command = [sys.executable, "-c", CHILD, model, prepared]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    subprocess.run([sys.executable, "-c", WAIT], env=environment, check=True)  # for what a later process finds on disk
+    command = ["-c", CHILD, model, prepared]
+    done = python_process.run(command, env=environment, check=True, capture_output=True, text=True)
+    python_process.run(["-c", WAIT], env=environment, check=True)  # for what a later process finds on disk
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     print(f"  {prepared}: {measured}", file=sys.stderr, flush=True)
     return measured

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from graftlm.kernels.jit import python_process
+
 BODY = (
     b'{"id":"1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"x",'
     b'"finish_reason":"stop","logprobs":null}],"usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}}'
@@ -45,8 +47,8 @@ async def main(wait_s: float) -> None:
 @contextmanager
 def instant_server(wait_s: float = 0.0) -> Iterator[str]:
     """Run such a server during the block; yield its URL."""
-    command = [sys.executable, "-m", "bench.remote._instant", str(wait_s)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = ["-m", "bench.remote._instant", str(wait_s)]
+    with python_process.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
             yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 
 from bench.harness import ROOT, Options, Row
+from graftlm.kernels.jit import python_process
 
 SERVE = """
 import gc, json, sys
@@ -39,8 +38,8 @@ print(json.dumps({"weights": weights, "pool": pool * per_token, "used": used}))
 def run(options: Options) -> Sequence[Row]:
     rows = []
     for size, pool in options.choose((("30M", 4096),), (("30M", 4096), ("450M", 4096))):
-        command = [sys.executable, "-c", SERVE, size, str(pool)]
-        out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        command = ["-c", SERVE, size, str(pool)]
+        out = python_process.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         found = json.loads(out.splitlines()[-1])
         allowed = found["weights"] + found["pool"]
         rows.append(

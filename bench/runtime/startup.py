@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from bench.harness import Options, Row
+from graftlm.kernels.jit import python_process
 
 TIMED = """
 import sys, time
@@ -23,10 +23,13 @@ print(time.perf_counter() - started)
 """
 
 
+def _timed() -> list[str]:
+    done = python_process.run(["-c", TIMED], text=True, check=True, stdout=subprocess.PIPE)
+    return str(done.stdout).split()
+
+
 def run(options: Options) -> Sequence[Row]:
-    runs = [
-        subprocess.check_output([sys.executable, "-c", TIMED], text=True).split() for _ in range(options.choose(3, 7))
-    ]
+    runs = [_timed() for _ in range(options.choose(3, 7))]
     imports, first, later = (statistics.median(float(run[i]) for run in runs) for i in (0, 2, 3))
     touched = sum(run[1] == "True" for run in runs)
     return [

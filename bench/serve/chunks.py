@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +21,7 @@ from bench.harness import Options, Row
 from graftlm.adapters.server import Server, ServerSettings
 from graftlm.adapters.server.process import Process, listen
 from graftlm.core.request import Request
+from graftlm.kernels.jit import python_process
 
 CLIENTS = 256
 BODIES = {
@@ -91,8 +90,8 @@ def _over_http(port: int, loop_thread: int, path: str, num_tokens: int) -> tuple
     body = {**BODIES[path], "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     clock = time.pthread_getcpuclockid(loop_thread)
     loop, cpu = time.clock_gettime(clock), time.process_time()
-    command = [sys.executable, "-c", f"from bench.serve.chunks import ask; ask({port}, {path!r}, {json.dumps(body)!r})"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = ["-c", f"from bench.serve.chunks import ask; ask({port}, {path!r}, {json.dumps(body)!r})"]
+    done = python_process.run(command, capture_output=True, text=True, check=True)
     chunks, seconds = done.stdout.split()
     return time.clock_gettime(clock) - loop, time.process_time() - cpu, float(seconds), int(chunks)
 

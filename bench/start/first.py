@@ -10,13 +10,13 @@ import os
 import resource
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.harness import ROOT, Options, Row
+from graftlm.kernels.jit import python_process
 
 IMPORTS = "import torch, transformers"
 SCRIPT = """
@@ -91,5 +91,5 @@ def _cpu_s() -> float:
 
 
 def _output(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    command = [sys.executable, "-c", *arguments]
-    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = ["-c", *arguments]
+    return python_process.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout

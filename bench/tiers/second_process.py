@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 
 from bench.harness import Options, Row
+from graftlm.kernels.jit import python_process
 
 SCRIPT = """
 import json, sys, time
@@ -30,7 +29,7 @@ with gl.Runtime("sprout", quiet=True, cache=gl.CacheConfig(folder=folder)) as ru
 
 def run(options: Options) -> Sequence[Row]:
     def start(folder: str) -> tuple[float, float, int, int, list[int]]:
-        ran = subprocess.run([sys.executable, "-c", SCRIPT, folder], capture_output=True, text=True, check=True)
+        ran = python_process.run(["-c", SCRIPT, folder], capture_output=True, text=True, check=True)
         cpu_s, wall_s, num_prompt, num_cached, ids = json.loads(ran.stdout.splitlines()[-1])
         return cpu_s, wall_s, num_prompt, num_cached, ids
 

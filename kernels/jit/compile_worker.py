@@ -9,6 +9,7 @@ Each job runs in a fork, which leaves its result in Triton's cache on disk. No G
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -81,14 +82,28 @@ def main() -> None:
     os.dup2(2, 1)  # output of libraries is not a reply
     _import_all()
     os.write(replies, b"ready\n")
+    server = os.getpid()
     for line in sys.stdin:
         if os.fork() == 0:
+            _end_with(server)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             job = json.loads(line)
             with suppress(BaseException):
                 _compile(job)
             os.write(replies, f"{job['number']}\n".encode())
             os._exit(0)
+
+
+def _end_with(server: int) -> None:
+    """End this fork once the server has ended, even if it was killed: its own parent may have been killed before."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def _import_all() -> None:

@@ -23,12 +23,26 @@ def start(
 
     Raises: OSError if no process can be started.
     """
+    command, environment = _command(arguments, python, env)
+    return subprocess.Popen(command, env=environment, **options)
+
+
+def run(
+    arguments: Sequence[str], *, python: str | None = None, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a Python process as `start` starts it, and wait for its end. options: of subprocess.run, which may raise"""
+    command, environment = _command(arguments, python, env)
+    return subprocess.run(command, env=environment, **options)
+
+
+def _command(
+    arguments: Sequence[str], python: str | None, env: Mapping[str, str] | None
+) -> tuple[list[str], dict[str, str]]:
     own = python is None or python == sys.executable
     environment = {**(os.environ if env is None else env), "PYTHONSAFEPATH": "1"}
     if own:
         environment["PYTHONPATH"] = import_path()
-    command = [sys.executable, "-P", *arguments] if own else [str(python), *arguments]
-    return subprocess.Popen(command, env=environment, **options)
+    return [sys.executable, "-P", *arguments] if own else [str(python), *arguments], environment
 
 
 def import_path() -> str:

@@ -6,13 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from graftlm.kernels.hopper.support import GluonModule
-from graftlm.kernels.jit import compile_worker
+from graftlm.kernels.jit import compile_worker, python_process
 from graftlm.kernels.jit.compile_server import CompileServer
 
 pytest.importorskip("triton")
@@ -175,3 +176,27 @@ def test_a_few_cores_are_left_to_threads(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("graftlm.kernels.jit.compile_server.FEWEST_CORES", len(os.sched_getaffinity(0)) + 1)
     with CompileServer() as server:
         assert server._process is None
+
+
+_KILLED = """
+import os, signal, time
+from graftlm.kernels.jit.compile_worker import _end_with
+
+server, fork = os.getpid(), os.fork()
+if not fork:
+    _end_with(server)
+    time.sleep(60)
+print(fork, flush=True)
+os.kill(server, signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal of a parent's end exists on Linux only")
+def test_a_fork_used_to_outlive_its_killed_server() -> None:
+    with python_process.start(("-c", _KILLED), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        status = Path(f"/proc/{int(process.stdout.readline())}/status")
+    end_s = time.monotonic() + 30
+    while status.exists() and "zombie" not in status.read_text():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)

@@ -35,8 +35,8 @@ def test_no_other_module_starts_a_python() -> None:
     starts = re.compile(r"(?:=|Popen\(|run\(|call\(|check_output\()\s*\[\s*(?:sys\.executable|python\b)")
     files = [
         path
-        for folder in ("core", "kernels", "adapters", "plugins", "graftlm")
+        for folder in ("core", "kernels", "adapters", "plugins", "graftlm", "bench")
         for path in (ROOT / folder).rglob("*.py")
     ]
     found = {path.name for path in files if starts.search(path.read_text(encoding="utf-8"))}
-    assert found == {"python_process.py"}
+    assert found == {"cost.py", "forwards.py"}  # they run the program of another tree, in its folder
