@@ -233,6 +233,7 @@ def measure(given: argparse.Namespace) -> int:
     (name,) = given.shapes
     shape = SHAPES.get(name) or PUBLISHED[name]
     shape = fitted(shape, given.layers) if given.layers else shape
+    shape = shape | ({"num_experts": given.experts} if given.experts else {})
     measured = Measured(given.engine, shape, tiny=given.tiny, kv=given.kv, longest=max(n for _, n in given.decode))
     print(f"{name}: first token after {measured.figures['start_s']} s; {measured.figures['how']}", flush=True)
     only = given.only.split(",")
@@ -269,6 +270,7 @@ def compare(given: argparse.Namespace) -> int:
                 command += ["--decode", ",".join(f"{rows}x{context}" for rows, context in given.decode)]
                 command += ["--json", str(output), *(["--tiny"] if given.tiny else [])]
                 command += ["--layers", str(given.layers)] if given.layers else []
+                command += ["--experts", str(given.experts)] if given.experts else []
                 command += ["--profile"] if given.profile else []
                 command += ["--kv", given.kv]
                 with (Path(folder) / "errors").open("w+") as errors:
@@ -295,6 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", type=sizes, default=DECODE, help="ROWSxCONTEXT with commas, as 1x500,32x1500")
     parser.add_argument("--profile", action="store_true", help="the kernels of decode steps, by time")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument("--experts", type=int, help="fewer experts than the shape has")
     parser.add_argument("--kv", default="auto", help="CacheConfig.dtype of GraftLM: model, compact, fp8")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short prompts, on any device")
     parser.add_argument("--json", type=Path, dest="output", help="write the figures to this file")
