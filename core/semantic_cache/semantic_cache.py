@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from graftlm.core.errors import ConfigError
 from graftlm.core.program.compiler.sharing import blocks_of
 from graftlm.core.request import Chunk, Completion, Listener, Request, Submission, Usage
+from graftlm.core.semantic_cache.index import GraphIndex, Kind, ProductIndex, check_kind, grown
 from graftlm.core.semantic_cache.meaning import Embed, embedder_of, marks, unit_rows
 
 if TYPE_CHECKING:
@@ -39,9 +41,16 @@ class Found:
 @dataclass
 class _Entry:
     text: str
-    row: np.ndarray
     completion: Completion
     expires_s: float
+
+
+class _Context:
+    """The entries of one context by number, and the index of their embeddings."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, _Entry] = {}
+        self.index: ProductIndex | GraphIndex = ProductIndex()
 
 
 class SemanticCache:
@@ -54,7 +63,9 @@ class SemanticCache:
     namespace         answers of another namespace are never given
     any_temperature   also keep answers of requests with a temperature above 0
     max_entries       answers that are kept; the one unused for longest goes first
-    strict_words      all words but common ones, such as what, the, of and please, must be equal in both texts
+    strict_words      all words but articles, politeness and the like must be equal, and in one order, in both texts
+    index             "numpy" searches by a product, "faiss" through a graph of neighbours (pip install
+                      'graftlm[semantic]'); "auto" takes the graph from 8,000 entries of a context on if faiss is there
 
     Everything but the last paragraph of the last user message must be equal: other messages, model, tools, schema and
     sampling parameters. One cache may serve several runtimes.
@@ -70,6 +81,7 @@ class SemanticCache:
         any_temperature: bool = False,
         max_entries: int = 10_000,
         strict_words: bool = True,
+        index: Kind = "auto",
     ) -> None:
         if not (_is_number(similarity) and 0 <= similarity <= 1):
             raise ConfigError(f"similarity is {similarity!r}; it must lie between 0 and 1")
@@ -84,10 +96,11 @@ class SemanticCache:
         self.any_temperature = any_temperature
         self.max_entries = max_entries
         self.strict_words = strict_words
+        self.index: Kind = check_kind(index)
         self.hits = self.misses = 0
         self._size: int | None = None
         self._entries: OrderedDict[tuple[Any, int], _Entry] = OrderedDict()
-        self._by_key: dict[Any, dict[int, _Entry]] = {}
+        self._by_key: dict[Any, _Context] = {}
         self._next = 0
         self._lock = threading.Lock()
 
@@ -106,15 +119,14 @@ class SemanticCache:
         key = self._with_marks(key, text)
         with self._lock:
             self._forget_expired(key)
-            near = list(self._by_key.get(key, {}).items())
-            if near:
-                cosines = np.stack([entry.row for _, entry in near]) @ row
-                best = int(cosines.argmax())
-                if cosines[best] >= self.similarity - 1e-6:
-                    number, entry = near[best]
+            context = self._by_key.get(key)
+            if context is not None:
+                number, cosine = context.index.nearest(row)
+                if cosine >= self.similarity - 1e-6:
+                    entry = context.entries[number]
                     self._entries.move_to_end((key, number))
                     self.hits += 1
-                    return Found(entry.text, min(1.0, float(cosines[best])), entry.completion)
+                    return Found(entry.text, min(1.0, cosine), entry.completion)
             self.misses += 1
             return None
 
@@ -127,9 +139,11 @@ class SemanticCache:
                 return  # cleared, and filled by another embedder meanwhile
             self._size = len(row)
             number, self._next = self._next, self._next + 1
-            entry = _Entry(text, row, completion, expires_s)
-            self._entries[key, number] = entry
-            self._by_key.setdefault(key, {})[number] = entry
+            entry = self._entries[key, number] = _Entry(text, completion, expires_s)
+            context = self._by_key.setdefault(key, _Context())
+            context.entries[number] = entry
+            context.index.add(number, row)
+            context.index = grown(context.index, self.index)
             while len(self._entries) > self.max_entries:
                 self._drop(next(iter(self._entries)))
 
@@ -139,18 +153,23 @@ class SemanticCache:
 
     def _with_marks(self, key: Any, text: str) -> Any:
         """Return a key with the words that must agree, so that few embeddings are compared."""
-        return (key, frozenset(marks(text).items())) if self.strict_words else key
+        return (key, marks(text)) if self.strict_words else key
 
     def _forget_expired(self, key: Any) -> None:
-        now = time.monotonic()
-        for number in [number for number, entry in self._by_key.get(key, {}).items() if entry.expires_s <= now]:
+        context, now = self._by_key.get(key), time.monotonic()
+        if context is None or self.ttl_s is None:
+            return
+        # Entries expire in the order in which they were added.
+        for number in [*takewhile(lambda number: context.entries[number].expires_s <= now, context.entries)]:
             self._drop((key, number))
 
     def _drop(self, place: tuple[Any, int]) -> None:
         del self._entries[place]
         key, number = place
-        del self._by_key[key][number]
-        if not self._by_key[key]:
+        context = self._by_key[key]
+        del context.entries[number]
+        context.index.remove(number)
+        if not context.entries:
             del self._by_key[key]
 
 
