@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graftlm.core.chat.messages import Message
 from graftlm.core.errors import ConfigError
 from graftlm.core.program.compiler.sharing import blocks_of
 from graftlm.core.request import Chunk, Completion, Listener, Request, Submission, Usage
@@ -234,13 +235,14 @@ def _last_paragraph(request: Request) -> tuple[Any, str] | None:
     if isinstance(prompt, str):
         blocks = blocks_of(prompt) or ("",)
         return ("".join(blocks[:-1]),), blocks[-1]
-    if not isinstance(prompt, Sequence) or not prompt or not all(isinstance(one, Mapping) for one in prompt):
+    if not isinstance(prompt, Sequence) or not prompt or not all(isinstance(one, Mapping | Message) for one in prompt):
         return None
-    last = prompt[-1]
+    turns = [one if isinstance(one, Mapping) else dict(vars(one)) for one in prompt]
+    last = turns[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
         return None
     blocks = blocks_of(last["content"]) or ("",)
-    before = _frozen([*prompt[:-1], {**last, "content": "".join(blocks[:-1])}])
+    before = _frozen([*turns[:-1], {**last, "content": "".join(blocks[:-1])}])
     return (before,), blocks[-1]
 
 

@@ -96,6 +96,16 @@ def test_every_way_to_ask_is_answered() -> None:
         assert runtime.stats().requests == 1
 
 
+def test_messages_of_adapters_are_answered_too() -> None:
+    from graftlm.core.chat.messages import Message
+
+    with made() as runtime:
+        chats = [[Message("system", "Rules."), Message("user", text)] for text in ("Who is Mara?", "who is Mara")]
+        other = [Message("system", "No rules."), Message("user", "Who is Mara?")]
+        found = [ask(runtime, chat).cached_from for chat in (*chats, other)]  # type: ignore[arg-type]
+        assert found == [None, "Who is Mara?", None]
+
+
 def test_answers_expire_and_the_oldest_go() -> None:
     with made(ttl_s=0.01) as runtime:
         ask(runtime, "Who is Mara?")
