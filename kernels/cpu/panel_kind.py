@@ -114,6 +114,22 @@ class PanelKind(NamedTuple):
         return cls(bits, block, Numbers(numbers), bool(minimum), bool(table))
 
 
+COMMON = (
+    PanelKind(4, 32, Numbers.FLOAT16, minimum=False, table=False),  # Q4_0
+    PanelKind(4, 32, Numbers.FLOAT16, minimum=True, table=False),  # Q4_1
+    PanelKind(4, 32, Numbers.FLOAT32, minimum=True, table=False),  # Q4_K, AWQ, GPTQ
+    PanelKind(4, 32, Numbers.FLOAT32, minimum=False, table=False),  # W4A16
+    PanelKind(4, 32, Numbers.FLOAT16, minimum=False, table=True),  # IQ4_NL
+    PanelKind(4, 32, Numbers.FLOAT32, minimum=False, table=True),  # MXFP4, nf4
+    PanelKind(8, 32, Numbers.FLOAT16, minimum=False, table=False),  # Q8_0, Q5_0
+    PanelKind(8, 32, Numbers.FLOAT32, minimum=True, table=False),  # Q5_K
+    PanelKind(8, 32, Numbers.FLOAT32, minimum=False, table=False),  # W8A8, torchao
+    PanelKind(8, 32, Numbers.FLOAT32, minimum=False, table=True),  # FP8
+    PanelKind(8, 16, Numbers.FLOAT32, minimum=False, table=False),  # Q6_K
+)
+"""The kinds of common files, whose loops published packages have."""
+
+
 class Table(NamedTuple):
     """Offsets in bytes of the table of a weight, which its loops read at run time.
 

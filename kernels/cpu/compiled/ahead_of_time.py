@@ -2,7 +2,8 @@
 
 native  for processors like this machine's, and the attention of the embedded model only: seconds. Loops of other models
         are compiled at their first use.
-all     for each kind of processor (object_code.py), and the attention of many models: minutes, for a wheel to publish
+all     for each kind of processor (object_code.py), the attention of many models and the quantised weights of common
+        files: minutes, for a wheel to publish
 
 Compilation uses one process a core and copies loops that the cache folder has. Any machine can make the code of all
 kinds.
@@ -60,7 +61,7 @@ def make(folder: Path, targets: Sequence[Target], wanted: Sequence[Wanted]) -> l
         for target in targets:
             here = Path(temporary) / target.name
             here.mkdir()
-            loops = [one for one in wanted if target.only is None or target.only(one)]
+            loops = [one for one in wanted if target.has(one)]
             parts += [(target, part, here) for i in range(num_processes) if (part := loops[i::num_processes])]
         list(processes.map(lambda part: _compile_in_a_process(*part), parts))
         made = []
@@ -123,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     every = options.kinds == "all"
     targets, shapes = (list(TARGETS), SHAPES) if every else (native_targets(), EMBEDDED)
-    wanted = wanted_loops(shapes)
+    wanted = wanted_loops(shapes) + (loop_cache.quantised_loops() if every else [])
     for name in options.package:
         wanted += importlib.import_module(name).wanted()
     for path in make(options.folder, targets, wanted):

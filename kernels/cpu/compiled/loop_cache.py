@@ -32,6 +32,7 @@ from graftlm.kernels.cpu.calls import COLUMNS
 from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.compiled.object_code import MachineCode, Wanted
 from graftlm.kernels.cpu.element_format import ElementFormat
+from graftlm.kernels.cpu.panel_kind import COMMON, Arithmetic
 from graftlm.kernels.jit import python_process
 
 T = TypeVar("T")
@@ -212,6 +213,17 @@ def loops_of(shapes: LoopShapes) -> list[Wanted]:
         wanted.append(("prefill_attention", (group, dim, dim, element)))
     wanted += [("matmul", (element, False)), ("matmul", (element, True))]
     return wanted + [(name, (element,)) for name in ("norm", "rotation", "silu_mul", "decoder_layers")]
+
+
+def quantised_loops() -> list[Wanted]:
+    """Return the loops of quantised weights of the common kinds, in each arithmetic."""
+    panels = [
+        ("quantised_panel", (int(arithmetic), *kind.arguments))
+        for kind in COMMON
+        for arithmetic in Arithmetic
+        if arithmetic is not Arithmetic.INT8 or (kind.block == 32 and not (kind.bits == 8 and kind.table))
+    ]
+    return panels + [("quantised_gather", (int(ElementFormat.BFLOAT16), *kind.arguments)) for kind in COMMON]
 
 
 def _dealt(wanted: list[Wanted], num_parts: int) -> list[list[Wanted]]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftlm.kernels.cpu.element_format import ElementFormat
+from graftlm.kernels.cpu.panel_kind import Arithmetic
 
 FOLDER = Path(__file__).parents[1] / "objects"
 """The archives; a clone has none before they are made."""
@@ -65,6 +66,15 @@ class Target(NamedTuple):
     features: tuple[str, ...]
     only: Callable[[Wanted], bool] | None = None
 
+    def has(self, wanted: Wanted) -> bool:
+        """Return True if a loop belongs to the archive: the instructions suffice for it, and `only` admits it."""
+        name, arguments = wanted
+        if name == "quantised_panel":
+            alternatives = Arithmetic(arguments[0]).features(arguments[1])
+            if not any(needed.issubset(self.features) for needed in alternatives):
+                return False
+        return self.only is None or self.only(wanted)
+
     @property
     def triple(self) -> str:
         return f"{self.machine}-unknown-linux-gnu"
@@ -79,8 +89,15 @@ class Target(NamedTuple):
 def _multiplies_bfloat16(wanted: Wanted) -> bool:
     """Return True if a loop multiplies bfloat16 on processors that support it."""
     name, arguments = wanted
+    if name == "quantised_panel":
+        return arguments[0] == Arithmetic.DOTS
     place = {"matmul": 0, "prefill_attention": 3}.get(name)
     return place is not None and arguments[place] == ElementFormat.BFLOAT16
+
+
+def _multiplies_int8(wanted: Wanted) -> bool:
+    """Return True if a loop multiplies int8 by the instructions of processors that have them."""
+    return wanted[0] == "quantised_panel" and wanted[1][0] == Arithmetic.INT8
 
 
 _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")
@@ -88,6 +105,7 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 TARGETS = (
     Target("x86-64-v3", "x86_64", "x86-64-v3", _V3),
     Target("x86-64-v4", "x86_64", "x86-64-v4", _V4),
+    Target("x86-64-v4-vnni", "x86_64", "x86-64-v4", (*_V4, "avx512vnni"), _multiplies_int8),
     Target("x86-64-v4-bf16", "x86_64", "x86-64-v4", (*_V4, "avx512bf16"), _multiplies_bfloat16),
     Target("aarch64", "aarch64", "generic", ("neon",)),
 )
@@ -129,7 +147,7 @@ def loop_name(wanted: Wanted) -> str:
 def sources(package: str = "") -> str:
     """Return a digest of the files that object code is made from: the loops, and the code that they are called with."""
     cpu, digest = Path(__file__).parents[1], hashlib.sha256()
-    shared = (cpu / name for name in ("__init__.py", "calls.py", "element_format.py"))
+    shared = (cpu / name for name in ("__init__.py", "calls.py", "element_format.py", "panel_kind.py"))
     own = (*sorted(cpu.glob("loops/*.py")), *shared)
     for path in (*_packages[package], cpu / "compiled/array_functions.py") if package else own:
         digest.update(path.read_bytes())

@@ -23,14 +23,16 @@ from graftlm.kernels.cpu.compiled.object_code import TARGETS, Wanted
 NORM: Wanted = ("norm", (0,))
 MATMUL: Wanted = ("matmul", (1, 0))
 PREFILL: Wanted = ("prefill_attention", (1, 16, 16, 1))
-V3, V4, BF16, AARCH64 = TARGETS
+DOTS: Wanted = ("quantised_panel", (1, 4, 32, 1, 0, 0))
+INT8: Wanted = ("quantised_panel", (2, 8, 32, 1, 0, 0))
+V3, V4, VNNI, BF16, AARCH64 = TARGETS
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("objects")
-    paths = ahead_of_time.make(folder, TARGETS, [NORM, MATMUL, PREFILL])
+    paths = ahead_of_time.make(folder, TARGETS, [NORM, MATMUL, PREFILL, DOTS, INT8])
     assert [path.name for path in paths] == [f"{target.name}.zip" for target in TARGETS]
     return folder
 
@@ -44,7 +46,10 @@ def test_every_kind_has_the_loops_that_differ_from_those_of_the_kind_before(made
     names = {target.name: sorted(loops(made / f"{target.name}.zip")) for target in TARGETS}
     dots = ["matmul-1-0.o", "prefill_attention-1-16-16-1.o"]
     every = sorted([*dots, "norm-0.o"])
-    assert names == {V3.name: every, V4.name: every, BF16.name: dots, AARCH64.name: every}
+    codes = {V3.name: every, V4.name: every, AARCH64.name: every}
+    codes[VNNI.name] = ["quantised_panel-2-8-32-1-0-0.o"]
+    codes[BF16.name] = [*dots, "quantised_panel-1-4-32-1-0-0.o"]
+    assert names == codes
 
 
 def test_object_files_are_those_of_their_machine(made: Path) -> None:

@@ -12,7 +12,7 @@ from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.compiled.object_code import TARGETS, MachineCode, is_packaged, packaged, write_archive
 
 NORM, MATMUL = ("norm", (0,)), ("matmul", (1, 0))
-V3, V4, BF16, AARCH64 = TARGETS
+V3, V4, VNNI, BF16, AARCH64 = TARGETS
 
 
 def code(content: str) -> MachineCode:
