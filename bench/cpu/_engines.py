@@ -58,11 +58,21 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
         )
 
-    def ask(self, prompts: Sequence[Any], num_new: int, *, shared: int = 0, speculation: str = "off") -> dict[str, Any]:
+    def ask(
+        self,
+        prompts: Sequence[Any],
+        num_new: int,
+        *,
+        shared: int = 0,
+        speculation: str = "off",
+        schema: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Return the worker's answer; raise RuntimeError with the end of its output if it has died."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"prompts": prompts, "num_new": num_new, "shared": shared, "speculation": speculation}
+        asked = {
+            "prompts": prompts, "num_new": num_new, "shared": shared, "speculation": speculation, "schema": schema
+        }  # fmt: skip
         line = ""
         try:
             self._process.stdin.write(json.dumps(asked) + "\n")

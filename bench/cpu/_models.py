@@ -35,7 +35,7 @@ def write_random(size: Size, folder: Path) -> Path:
 
 
 def write_gguf(model: Path, precision: Precision) -> Path:
-    """Write the weights of a Llama folder as GGUF, without a vocabulary: all prompts are token ids. -> the file
+    """Write the weights of a Llama folder as GGUF, with a byte vocabulary: all prompts are token ids. -> the file
 
     Raises ImportError where the package gguf is not installed.
     """
@@ -63,8 +63,7 @@ def write_gguf(model: Path, precision: Precision) -> Path:
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
+    _add_vocabulary(writer, config.vocab_size)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if half else gguf.LlamaFileType.ALL_F32)
     for name, weight in weights.items():
         kind = gguf.GGMLQuantizationType.F32
@@ -83,6 +82,45 @@ def write_gguf(model: Path, precision: Precision) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     target.with_suffix(".part").rename(target)
+    return target
+
+
+def _add_vocabulary(writer: Any, vocab_size: int) -> None:
+    """Add the byte tokenizer; llama.cpp wants a token for each row of the embedding, and one merge."""
+    tokenizer: Any = byte_tokenizer()
+    tokens = [str(tokenizer.convert_ids_to_tokens(i)) for i in range(len(tokenizer))]
+    special, merged = set(tokenizer.all_special_tokens), "\u0120a"
+    rest = [f"[unused {i}]" for i in range(len(tokens) + 1, vocab_size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*tokens, merged, *rest])
+    writer.add_token_types([*(3 if token in special else 1 for token in tokens), 1, *(5 for _ in rest)])
+    writer.add_token_merges(["\u0120 a"])
+    writer.add_eos_token_id(int(tokenizer.eos_token_id))
+
+
+QUANTISE = """
+import ctypes, sys
+import llama_cpp
+source, target, kind = sys.argv[1:]
+asked = llama_cpp.llama_model_quantize_default_params()
+asked.ftype, asked.allow_requantize = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}"), True
+sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(asked)))
+"""
+
+
+def quantise_gguf(source: Path, kind: str, folder: Path) -> Path:
+    """Let llama.cpp write `source` in another type, such as Q4_K_M. -> the file in `folder`
+
+    Raises RuntimeError if llama.cpp does not.
+    """
+    target = folder / f"{source.stem}-as-{kind}.gguf"
+    if not target.exists():
+        part = target.with_suffix(".part")
+        done = python_process.run(("-c", QUANTISE, str(source), str(part), kind), capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"llama.cpp did not quantise {source.name}: {done.stderr[-500:]}")
+        part.rename(target)
     return target
 
 

