@@ -212,8 +212,8 @@ class Scheduler:
         for sequence, peek in self.order.of(self.waiting, self.running, self.clock(), part):
             if budget <= 0 or len(self.running) >= self.config.max_batch:
                 return
-            if started:
-                peek = self.cache.peek(sequence)  # a start may have split the nodes of an earlier look
+            if started or self.cache.tiers is not None:
+                peek = self.cache.peek(sequence)  # a start may have split, and a load evicted, nodes of the first look
             if self.checkpoints is not None:
                 if self.checkpoints.waits(sequence, peek.length):
                     continue

@@ -100,11 +100,13 @@ class Loads:
     def begin(self, ids: Ids, namespace: str, have: int, found: list[Found], state: Entry | None) -> Load | None:
         """Take slots for ids[have:] and begin to load them; None if there are too few.
 
+        have   tokens that the tree holds now
         found  the blocks of these tokens, the one that token `have` lies in first
         state  the state after the last of them
         """
         stop = len(ids)
         match = self.cache.tree.match(ids[:have], namespace)
+        assert match.length == have, "slots of the tree would not be those of their tokens"
         self.cache.tree.lock(match.node)
         load = Load(ids, namespace, match.node, match.extents, have, stop, found, [], state)
         for entry in load.entries:

@@ -7,12 +7,15 @@ import random
 import pytest
 
 import graftlm as gl
+from graftlm.core.config import SchedulerConfig
 from graftlm.core.errors import ConfigError
+from graftlm.core.kv.tiers.block_copier import Arrival
 from graftlm.core.metrics import Stats
 from tests.models import byte_tokenizer, tiny_model
 
 NUM_CHATS, NUM_TURNS, NUM_NEW = 8, 3, 30
 HOST = {"host_bytes": 1 << 26}
+FIRST_COME = SchedulerConfig(policy="fcfs")
 
 
 def chat(kind: str, *, namespaces: bool = False, **cache: object) -> tuple[list[list[int]], Stats]:
@@ -102,3 +105,30 @@ def test_host_memory_that_cannot_be_had_is_refused_with_both_numbers(cache: dict
     runtime = gl.Runtime(tiny_model("llama"), tokenizer=byte_tokenizer(), device="cpu", cache=gl.CacheConfig(**cache))
     with runtime, pytest.raises(ConfigError, match=words):
         runtime.load()
+
+
+def test_a_load_that_evicts_the_prefix_of_the_next_waiting_prompt_moves_none_of_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dice = random.Random(5)
+    first, second, third = ([dice.randrange(40, 200) for _ in range(size)] for size in (150, 150, 400))
+    calls = iter(range(10**9))
+    monkeypatch.setattr(Arrival, "done", lambda self: next(calls) % 4 == 3)  # later than the lookup, as on a GPU
+    found = []
+    for tiers in ({}, HOST):
+        cache = gl.CacheConfig(max_tokens=512 if tiers else 10_000, **tiers)
+        options = {"tokenizer": byte_tokenizer(), "dtype": "float32", "cache": cache, "schedule": FIRST_COME}
+        with gl.Runtime(tiny_model("llama"), device="cpu", **options) as runtime:
+            for prompt in (first, second, third):  # the third evicts the first, and the end of the second
+                runtime.generate(prompt, max_tokens=1)
+            sampling = gl.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+            done = [
+                future.result()
+                for future in runtime.submit_many([gl.Request(prompt, sampling) for prompt in (first, second)])
+            ]
+            runtime._thread.call(lambda engine: engine.check_integrity())
+            found.append([one.token_ids for one in done])
+            stats = runtime.stats()
+    assert found[0] == found[1]
+    assert stats.slots_in_use == 0
+    assert stats.tiers["host"].loaded_tokens > 150
