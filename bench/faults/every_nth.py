@@ -11,13 +11,16 @@ import builtins
 import errno
 import os
 import subprocess
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from starlette.testclient import TestClient
 
@@ -29,7 +32,7 @@ from tests.faults import failing
 from tests.models import byte_tokenizer, tiny_model
 
 PATIENCE_S = 120.0
-FEWEST = 3  # faults of each kind in a quick run
+FEWEST = 6  # faults of each kind in a quick run
 PROMPT = "the sea is"
 
 
@@ -54,23 +57,35 @@ class NoThread(RuntimeError):
 SEAMS: dict[str, tuple[Any, str, type[BaseException]]] = {
     "allocation of a tensor": (torch, "empty", MemoryError),
     "allocation of zeros": (torch, "zeros", MemoryError),
+    "allocation of an array": (np, "empty", MemoryError),
+    "start of a thread": (threading.Thread, "start", NoThread),
+}
+FILES: dict[str, tuple[Any, str, type[BaseException]]] = {
+    "a temporary file": (tempfile, "NamedTemporaryFile", NoSpace),
+    "writing an archive": (np, "savez", NoSpace),
+    "reading bytes": (Path, "read_bytes", Unreadable),
+    "reading a text": (Path, "read_text", Unreadable),
     "opening a file": (builtins, "open", Unreadable),
     "opening a file by number": (os, "open", Unreadable),
     "renaming a file": (os, "replace", NoSpace),
     "making a folder": (os, "mkdir", NoSpace),
-    "start of a thread": (threading.Thread, "start", NoThread),
     "start of a process": (subprocess.Popen, "__init__", BlockingIOError),
 }
+"""Calls of a model that is loaded by name, with an empty cache folder: weights, tokenizer, caches, compiled loops."""
 
 
 def run(options: Options) -> Iterator[Row]:
-    model = tiny_model()
+    yield from _runs(tiny_model(), SEAMS, options)
+    yield from _runs("sprout", FILES, options)
+
+
+def _runs(model: Any, seams: dict[str, tuple[Any, str, type[BaseException]]], options: Options) -> Iterator[Row]:
     with _opened(model) as runtime:
         right = _answers(runtime)
-    for name, (owner, attribute, kind) in SEAMS.items():
+    for name, (owner, attribute, kind) in seams.items():
         ended: Counter[str] = Counter()
         num = options.count or options.choose(FEWEST, 40)
-        for number in _spread(num, options.choose(12, 400)):
+        for number in _spread(num, options.choose(48, 400)):
             if not _one(model, right, owner, attribute, kind, number, ended):
                 break  # fewer calls than this
         yield Row("every_nth", f"{name}: runs with a fault", ended.total() - ended["no fault"], "runs")
@@ -85,7 +100,8 @@ def _spread(num: int, most: int) -> list[int]:
 
 def _opened(model: Any) -> gl.Runtime:
     grammars.clear()
-    return gl.Runtime(model, tokenizer=byte_tokenizer(), cache=gl.CacheConfig(max_tokens=2048), dtype="float32")
+    tokenizer = None if isinstance(model, str) else byte_tokenizer()
+    return gl.Runtime(model, tokenizer=tokenizer, cache=gl.CacheConfig(max_tokens=2048), dtype="float32")
 
 
 def _answers(runtime: gl.Runtime) -> list[Any]:
