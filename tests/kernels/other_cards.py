@@ -1,7 +1,10 @@
-"""Compiles what the wrappers of Triton kernels launch, for a GPU that is not there: a program of its own.
+"""Compiles what the wrappers of Triton kernels launch, for GPUs that are not there: a program of its own.
 
-argv    compute capability, such as 89; bytes of shared memory of a program there
-stdout  a line for each launch that was compiled: kernel, what was asked for, bytes of shared memory
+argv    for each GPU its compute capability, such as 89, and the bytes of shared memory of a program there
+stdout  a line for each launch that was compiled: capability, kernel, what was asked for, bytes of shared memory
+
+A launch that an earlier GPU has too is compiled for a later one only if it is the kernel's first: its code hardly
+depends on the GPU, and half of the launches are alike.
 
 Launches are caught before Triton looks for a GPU. Each gives the signature and the constants that Triton would compile.
 """
@@ -10,10 +13,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -87,12 +89,13 @@ def catch(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
     found.setdefault(repr(launch[1:]), launch)
 
 
-def compile_launch(capability: int, launch: Launch) -> str:
+def compile_launch(job: tuple[int, Launch]) -> str:
+    capability, launch = job
     what, module, name, signature, constants, attributes, options = launch
     function = getattr(sys.modules[module], name)
     source = ASTSource(function, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return f"{name} {what.replace(' ', '_')} {compiled.metadata.shared}"
+    return f"{capability} {name} {what.replace(' ', '_')} {compiled.metadata.shared}"
 
 
 def launches() -> None:
@@ -208,17 +211,32 @@ def mixtures() -> None:
             sum_parts(plan.parts(x, *route(x, Router(up[0, :num_experts], 2))), dtype)
 
 
-def main(capability: int, limit: int) -> None:
+def jobs_of(cards: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Launch]]:
+    """The launches of each card that no earlier one has, and the first of each kernel."""
+    seen: set[str] = set()
+    for capability, limit in cards:
+        for module in (decode, extend, linear.skinny_matmul, expert_plan):
+            module.card_of = lambda _, limit=limit: Card(108, limit - 1024)  # type: ignore[misc]
+        found.clear()
+        launches()
+        mixtures()
+        kernels: set[str] = set()
+        for key, launch in found.items():
+            if key not in seen or launch[2] not in kernels:
+                yield capability, launch
+            kernels.add(launch[2])
+        seen |= set(found)
+
+
+def main(cards: Sequence[tuple[int, int]]) -> None:
     JITFunction.run = catch  # type: ignore[method-assign]
     expert_plan.takes_tma = lambda _: False  # it came with Hopper
-    for module in (decode, extend, linear.skinny_matmul, expert_plan):
-        module.card_of = lambda _: Card(108, limit - 1024)
-    launches()
-    mixtures()
+    jobs = list(jobs_of(cards))
     with ProcessPoolExecutor(os.cpu_count()) as pool:  # forked: the kernels' modules are there
-        for line in pool.map(partial(compile_launch, capability), found.values()):
+        for line in pool.map(compile_launch, jobs):
             print(line, flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    numbers = [int(word) for word in sys.argv[1:]]
+    main(list(zip(numbers[::2], numbers[1::2], strict=True)))
