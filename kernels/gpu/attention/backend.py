@@ -110,8 +110,6 @@ class TritonAttention(Attention):
         layout = step.write(plan)
         self.bind(step, layout)
         if plan.until is not None:
-            if self.strict:
-                raise NotImplementedError("a step in which tokens see later ones has no fixed order of sums")
             self._plan, self._until = plan, send(plan.until.astype(np.int32), self.device)
         self._cached = bool(plan.past[0 if self._extends_only else layout.num_decode :].any())
         if self._has_latents:

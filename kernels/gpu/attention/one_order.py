@@ -33,11 +33,12 @@ _JOINED = 8  # pieces that are read at once when they are added up
 
 @triton.jit
 def _see(
-    queries, k, v, slots, slot, first, end, last, position, window, state, pieces, scale, softcap, k_slot, v_slot,
-    D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr,
-    SPLIT: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    queries, k, v, slots, slot, first, end, last, position, until, window, state, pieces, scale, softcap,
+    k_slot, v_slot, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, N: tl.constexpr,
+    PIECES: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Let queries at `position` [M] see tokens [first, end) of the table, which begin with `slot` [N]."""
+    """Let queries at `position` [M] see tokens [first, end) of the table before `until` [M]; they begin with `slot`."""
     M: tl.constexpr = queries.shape[0]
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
     d_ok, e_ok = (d < D)[None, :], (e < E)[None, :]
@@ -63,7 +64,7 @@ def _see(
         keys = tl.load(k + here * k_slot + d[None, :], mask=k_ok, other=0.0)
         values = tl.load(v + here * v_slot + e[None, :], mask=v_ok, other=0.0)
         slot = tl.load(slots + column + N, mask=column + N < last, other=0)
-        seen = ok[None, :] & (column[None, :] <= position[:, None])
+        seen = ok[None, :] & (column[None, :] < until[:, None])
         if WINDOW:
             seen = seen & (column[None, :] > position[:, None] - window)
         m, total, acc = attend_block(
@@ -75,13 +76,13 @@ def _see(
 # rows, lens and indptr begin anywhere in a step: compiled anew for where, a step would wait for seconds
 @triton.jit(do_not_specialize=["window", "most_pieces"], do_not_specialize_on_alignment=["rows", "lens", "indptr"])
 def _attend(
-    q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, part_out, part_stats, counters,
+    q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, part_out, part_stats, counters, until,
     scale, softcap, window, most_pieces,
     q_token, q_head, k_slot, k_head, v_slot, v_head, table_row, out_token, out_head,
     GROUP: tl.constexpr, GROUP_JOIN: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr,
     E_PAD: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
-    JOINED: tl.constexpr, PDL: tl.constexpr,
+    JOINED: tl.constexpr, PDL: tl.constexpr, UNTIL: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, block of queries or some of the pieces, row); the longest blocks first."""
     launch_dependents(PDL)
@@ -99,6 +100,10 @@ def _attend(
     position = past + token
     low = past + i * M // GROUP  # what all queries see ends behind it
     last = tl.minimum(length, past + ((i + 1) * M - 1) // GROUP + 1)
+    seen = position + 1
+    if UNTIL:
+        seen = tl.load(until + begin + token, mask=q_ok, other=0)
+        last = tl.minimum(length, tl.max(seen))
     start = 0
     if WINDOW:
         start = tl.maximum(low - window + 1, 0)
@@ -134,12 +139,12 @@ def _attend(
         if not WINDOW:
             middle = tl.maximum(tl.minimum((low + 1) // N * N, end), start)
             slot, state = _see(
-                queries, k + h * k_head, v + h * v_head, slots, slot, start, middle, end, position, window, state,
+                queries, k + h * k_head, v + h * v_head, slots, slot, start, middle, end, position, seen, window, state,
                 pieces, scale, softcap, k_slot, v_slot,
                 D, D_PAD, E, E_PAD, N, PIECES, SPLIT, False, WINDOW, SOFTCAP, PRECISION,
             )  # fmt: skip
         slot, state = _see(
-            queries, k + h * k_head, v + h * v_head, slots, slot, middle, end, end, position, window, state,
+            queries, k + h * k_head, v + h * v_head, slots, slot, middle, end, end, position, seen, window, state,
             pieces, scale, softcap, k_slot, v_slot,
             D, D_PAD, E, E_PAD, N, PIECES, SPLIT, True, WINDOW, SOFTCAP, PRECISION,
         )  # fmt: skip
@@ -256,7 +261,7 @@ def one_order_attention(
     tile: ExtendTile | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend each row's new tokens, causally, to all of the row's slots.
+    """Attend each row's new tokens to the row's slots, causally but for `step.until`.
 
     q  [num_tokens, num_heads, k_dim], k [num_slots, num_kv_heads, k_dim], v [num_slots, num_kv_heads, v_dim]
     -> [num_tokens, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32.
@@ -277,7 +282,7 @@ def one_order_attention(
         q, k, v, step.table, step.rows, step.lens, step.indptr, params.sinks if params.sinks is not None else q,
         scales.k if scales is not None else q, scales.v if scales is not None else q, out,
         room.out if room is not None else q, room.stats if room is not None else q,
-        room.counters if room is not None else q,
+        room.counters if room is not None else q, step.until if step.until is not None else step.indptr,
         params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0,
         room.most_pieces if room is not None else 0,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0),
@@ -286,6 +291,7 @@ def one_order_attention(
         E=v_dim, E_PAD=triton.next_power_of_2(v_dim), M=tile.queries, N=tile.block, PIECES=has_pieces(dim),
         SPLIT=splits > 1, WINDOW=params.window is not None, SOFTCAP=params.softcap is not None,
         SINKS=params.sinks is not None, SCALED=scales is not None, PRECISION=precision(q.dtype), JOINED=_JOINED,
+        UNTIL=step.until is not None,
         num_warps=tile.warps, num_stages=_FEW_STAGES if few else tile.stages, enable_fp_fusion=False, **pdl_options(q),
     )  # fmt: skip
     return out

@@ -20,6 +20,7 @@ from graftlm.kernels.gpu.attention.decode import (
     whole_tile,
 )
 from graftlm.kernels.gpu.attention.extend import ExtendRows, extend_attention
+from graftlm.kernels.gpu.attention.one_order import one_order_attention
 from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
 from graftlm.kernels.wire_plan import Extent, Row, WirePlan
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
@@ -194,13 +195,14 @@ def test_extend_equals_its_definition(shape, dtype, variant) -> None:
 
 @pytest.mark.parametrize("window", [None, 7, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_new_tokens_may_see_to_the_end_of_their_span(dtype, window) -> None:
+@pytest.mark.parametrize("attend", [extend_attention, one_order_attention])
+def test_new_tokens_may_see_to_the_end_of_their_span(attend, dtype, window) -> None:
     case = Case([5, 70, 131], 4, 2, 64, 64, dtype)
     new = [5, 1, 67]
     q = case.queries(sum(new))
     until = [5, 5, 5, 4, 5, 70, *range(65, 75), *[100] * 26, *range(101, 112), *[131] * 20]
     step = ExtendRows(case.table, case.rows, case.ints(case.lens), case.ints([0, 5, 6, 73]), 67, case.ints(until))
-    out = extend_attention(q, case.k, case.v, step, AttentionParams(0.1, window))
+    out = attend(q, case.k, case.v, step, AttentionParams(0.1, window))
     begin = 0
     for i, (length, num) in enumerate(zip(case.lens, new, strict=True)):
         here = slice(begin, begin + num)
