@@ -171,7 +171,8 @@ def build_runner(
     sizes = loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded)
     states = num_states(loaded, config)
     state_bytes = (states + RESERVED) * loaded.states.num_bytes if loaded.states is not None else 0
-    num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded), state_bytes)
+    reserved = state_bytes + (loaded.vision.reserved_bytes if loaded.vision is not None else 0)
+    num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded), reserved)
     if (ranks := ranks_at_hand()) is not None:
         num_slots, states = _agreed(ranks, loaded, str(kv), num_slots, states)
     if loaded.lane == "serial":

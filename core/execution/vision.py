@@ -33,7 +33,7 @@ class Features(NamedTuple):
         return sum(layer.nbytes for layer in self.layers)
 
 
-_MOST_NUMBERS = 1 << 24
+MOST_NUMBERS = 1 << 24
 """Numbers of the pictures that are encoded in one call: three pictures of a megapixel. Streams wait meanwhile."""
 
 
@@ -42,13 +42,14 @@ class Vision:
 
     Features are kept by the item's digest, the least recently used go first; those of the step at hand always stay.
 
-    max_bytes  limit of the kept features
-    batches    whether pictures of one shape may be encoded in one call
+    max_bytes   limit of the kept features
+    batches     whether pictures of one shape may be encoded in one call
+    work_bytes  memory that the encoder takes while it runs, beside the weights; 0 where it was not measured
     """
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
         self.model, self.max_bytes = model, max_bytes
-        self.batches = False
+        self.batches, self.work_bytes = False, 0
         self.num_bytes = self.num_encoded = 0
         self._kept: OrderedDict[bytes, Features] = OrderedDict()
         self._inner: Any = model.model
@@ -75,6 +76,11 @@ class Vision:
             self._kept.move_to_end(item.digest)
         return [self._kept[item.digest] for item in items]
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory of the device that pictures take beside the weights; on a CPU the KV pool leaves enough."""
+        return self.work_bytes + self.max_bytes if self.work_bytes else 0
+
     def forget(self) -> None:
         """Drop all kept features, and count from 0."""
         self._kept.clear()
@@ -95,13 +101,18 @@ class Vision:
         for item in items:
             shapes = tuple((name, tuple(value.shape[1:])) for name, value in sorted(item.inputs.items()))
             key = item.digest if _is_several(item) else (item.kind, shapes)
-            size = sum(value.numel() for value in item.inputs.values())
+            size = self.size_of(item)
             if key not in filling or room[key] < size:
-                filling[key], room[key] = [], _MOST_NUMBERS
+                filling[key], room[key] = [], MOST_NUMBERS
                 found.append(filling[key])
             filling[key].append(item)
             room[key] -= size
         return found
+
+    @staticmethod
+    def size_of(item: MediaItem) -> int:
+        """Return the numbers of an item's inputs."""
+        return sum(value.numel() for value in item.inputs.values())
 
     def encode(self, items: Sequence[MediaItem]) -> list[Features]:
         """Compute the embeddings of items by one call of the encoder."""
@@ -121,6 +132,9 @@ class Vision:
         self._in_lists = bool(deep) and isinstance(deep[0], list | tuple)
         layers = [_flat(layer) for layer in (output.pooler_output, *deep)]
         counts = [item.num_embeddings for item in items]
+        newline = getattr(self._inner, "image_newline", None)
+        if items[0].kind == "video" and newline is not None and len(layers[0]) == counts[0] - 1:
+            layers = [torch.cat([layers[0], newline[None]])]  # LLaVA-OneVision's forward adds it in older versions
         if {len(layer) for layer in layers} != {sum(counts)}:
             raise EngineError(
                 f"the model's encoder made {sorted(map(len, layers))} embeddings of pictures with {sum(counts)} tokens"

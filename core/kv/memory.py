@@ -140,7 +140,7 @@ def pool_size(
     """Slots in the KV pool: the least of what the configuration says, else a share of free memory.
 
     bytes_per_token  of KV as it is kept; None: in the model's own dtype
-    reserved_bytes   of the free memory that the pool of states takes
+    reserved_bytes   of the free memory that the pool of states and pictures take
     Raises ConfigError if not even two tokens fit, or if the configuration asks for more than is free.
     """
     bytes_per_token = max(loaded.bytes_per_token if bytes_per_token is None else bytes_per_token, 1)

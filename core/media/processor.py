@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import os
 import re
 import threading
@@ -19,7 +20,7 @@ from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, MediaText, place
-from graftlm.core.media.loading import load_image, read_image
+from graftlm.core.media.loading import import_pillow, load_image, read_image
 from graftlm.core.media.video import load_video
 from graftlm.core.prompt_input import BothWays, Layout, PromptInput, Span
 
@@ -35,6 +36,9 @@ _THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 _HOST_BYTES = 1 << 28
 """Bytes of the inputs that are kept on the host, beside those of requests under way."""
+
+_LARGEST_SIDE = 4096
+"""Width and height in pixels of the largest picture that processors are asked for: they scale larger ones down."""
 
 _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 """Inputs that decide positions."""
@@ -167,6 +171,11 @@ class MediaProcessor:
         if not isinstance(content, bytes):
             return load()
         return self._items.of_file(b"%d" % among_several + hashlib.sha256(content).digest(), load)
+
+    def largest(self) -> MediaItem:
+        """Return a black picture that is as large as the model's processor and the limits allow; it is not kept."""
+        side = min(math.isqrt(self._config.media.max_image_pixels), _LARGEST_SIDE)
+        return self._made(b"", self.hf.image(import_pillow().new("RGB", (side, side))))
 
     def _image(self, content: Any, among_several: bool) -> MediaItem:
         picture = load_image(content, limits=self._config.media).picture

@@ -17,7 +17,7 @@ from graftlm.core.chat.messages import ImagePart, Message, TextPart
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
 from graftlm.core.execution.media_rows import MediaRows
-from graftlm.core.execution.vision import Vision
+from graftlm.core.execution.vision import MOST_NUMBERS, Vision
 from graftlm.core.model.qualify import TOLERANCE, AttentionFactory, probe_plan, probe_runner, relative_error
 from graftlm.core.prompt_input import PromptInput
 from graftlm.kernels.kv_store import allocate_kv
@@ -25,6 +25,7 @@ from graftlm.kernels.wire_plan import Extent, WirePlan
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
+    from graftlm.core.media.items import MediaItem
 
 _SIZES = ((80, 60), (60, 112))
 """Width and height in pixels of the two pictures: small, and of different numbers of tokens in most models."""
@@ -72,13 +73,6 @@ def add_vision(
     if loaded.lane == "serial":
         loaded.no_pictures = f"{loaded.name} reads no pictures in the serial lane: {loaded.lane_reason}"
         return
-    if (
-        config.strict
-        and loaded.device.type == "cuda"
-        and any(p.layout and p.layout.both_ways for p in reference.prompts)
-    ):
-        loaded.no_pictures = f"{loaded.name} reads no pictures with strict=True on a GPU: their tokens see later ones"
-        return
     memory = torch.cuda.get_device_properties(loaded.device).total_memory if loaded.device.type == "cuda" else 0
     max_bytes = config.media_cache_bytes or (memory // _GPU_SHARE if memory else _CPU_BYTES)
     loaded.vision = Vision(loaded.model, max_bytes)
@@ -91,6 +85,27 @@ def add_vision(
     assert loaded.tokenizer is not None and loaded.tokenizer.media is not None
     loaded.tokenizer.media.computes_in(loaded.vision.dtype)
     loaded.vision.forget()
+    if loaded.device.type == "cuda":
+        try:
+            loaded.vision.work_bytes = _work_bytes(loaded.vision, loaded.tokenizer.media.largest())
+        except torch.OutOfMemoryError:
+            loaded.vision = None
+            loaded.no_pictures = (
+                f"{loaded.name} reads no pictures here: the largest does not fit beside the weights; lower "
+                f"MediaLimits.max_image_pixels ({config.media.max_image_pixels:,}) or the processor's own limit"
+            )
+
+
+def _work_bytes(vision: Vision, largest: MediaItem) -> int:
+    """Measure the memory that the encoder takes for a picture of the most pixels, or for a full call of small ones."""
+    device: Any = vision.model.device
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.inference_mode():
+        vision.encode([largest])
+    peak = torch.cuda.max_memory_allocated(device) - before
+    return int(peak * max(1.0, MOST_NUMBERS / vision.size_of(largest)))
 
 
 def _batches_agree(loaded: LoadedModel, reference: PictureReference) -> bool:
