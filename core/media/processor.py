@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import math
 import os
@@ -186,7 +187,7 @@ class MediaProcessor:
 
     def _video(self, part: VideoPart) -> MediaItem:
         if self.hf.markers["video"] is None or getattr(self.hf.hf, "video_processor", None) is None:
-            raise ConfigError("this model reads no videos here; give pictures")
+            raise ConfigError(f"this model reads no videos here{_why_no_videos()}; give pictures")
         limits, urls = self._config.media, self._config.media_urls
         video = load_video(part.video, part.num_frames, limits=limits, allow_urls=urls, fps=part.fps)
         times = repr((video.frames.shape, video.fps, video.num_total, video.indices.tolist()))
@@ -415,6 +416,13 @@ def text_of(media: MediaProcessor, part: Part) -> str:
     (item,), kind = media.load([part]), kind_of(part)
     text = media.fragment(kind)
     return text if item.alone else text.replace(media.hf.markers[kind] or "", item.text)
+
+
+def _why_no_videos() -> str:
+    """Return the reason for which processors have no part for videos, where it is a missing package."""
+    if importlib.util.find_spec("torchvision") is not None:
+        return ""
+    return ": transformers' part for videos needs torchvision, the build that belongs to the installed torch"
 
 
 def kind_of(part: Part) -> Kind:
