@@ -135,26 +135,13 @@ class MediaProcessor:
         for parts, places in prompts:
             several = self.hf.several_differ and sum(isinstance(part, ImagePart) for part in parts) > 1
             given += [(part, places[i] if places else "", several) for i, part in enumerate(parts)]
-        read = self._pool.map(self._try_item, given)
+        read = self._pool.map(partial(_try_item, self), given)
         found: list[list[MediaItem] | GraftError] = []
         for parts, _ in prompts:
             items = [next(read) for _ in parts]
             error = next((item for item in items if isinstance(item, GraftError)), None)
             found.append(error or [item for item in items if isinstance(item, MediaItem)])
         return found
-
-    def _try_item(self, given: tuple[Part, str, bool]) -> MediaItem | GraftError:
-        part, place, several = given
-        try:
-            return self.item(part, among_several=several)
-        except ConfigError as error:
-            if not place:
-                return error
-            named = ConfigError(f"{place}: {error}")
-            named.__cause__ = error
-            return named
-        except Exception as error:  # Pillow and processors raise any error
-            return failure_of(error)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -180,7 +167,7 @@ class MediaProcessor:
 
     def _image(self, content: Any, among_several: bool) -> MediaItem:
         picture = load_image(content, limits=self._config.media).picture
-        digest = self._digest("image", (*picture.size, among_several), picture.tobytes())
+        digest = _digest(self.hf.fingerprint, "image", (*picture.size, among_several), picture.tobytes())
         return self._items.of_pixels(
             digest, lambda: self._made(digest, self.hf.image(picture, among_several=among_several))
         )
@@ -191,15 +178,8 @@ class MediaProcessor:
         limits, urls = self._config.media, self._config.media_urls
         video = load_video(part.video, part.num_frames, limits=limits, allow_urls=urls, fps=part.fps)
         times = repr((video.frames.shape, video.fps, video.num_total, video.indices.tolist()))
-        digest = self._digest("video", (times,), video.frames.tobytes())
+        digest = _digest(self.hf.fingerprint, "video", (times,), video.frames.tobytes())
         return self._items.of_pixels(digest, lambda: self._made(digest, self.hf.video(video)))
-
-    def _digest(self, kind: Kind, size: tuple[Any, ...], pixels: bytes) -> bytes:
-        tag = f"{kind} {size}".encode()
-        lengths = f"{len(tag)} {len(self.hf.fingerprint)} ".encode()
-        digest = hashlib.blake2b(lengths + tag + self.hf.fingerprint, digest_size=32)
-        digest.update(pixels)
-        return digest.digest()
 
     def _made(self, digest: bytes, processed: Processed) -> MediaItem:
         kind: Kind = "video" if "pixel_values_videos" in processed.inputs else "image"
@@ -416,6 +396,29 @@ def text_of(media: MediaProcessor, part: Part) -> str:
     (item,), kind = media.load([part]), kind_of(part)
     text = media.fragment(kind)
     return text if item.alone else text.replace(media.hf.markers[kind] or "", item.text)
+
+
+def _try_item(media: MediaProcessor, given: tuple[Part, str, bool]) -> MediaItem | GraftError:
+    part, place, several = given
+    try:
+        return media.item(part, among_several=several)
+    except ConfigError as error:
+        if not place:
+            return error
+        named = ConfigError(f"{place}: {error}")
+        named.__cause__ = error
+        return named
+    except Exception as error:  # Pillow and processors raise any error
+        return failure_of(error)
+
+
+def _digest(fingerprint: bytes, kind: Kind, size: tuple[Any, ...], pixels: bytes) -> bytes:
+    """Return the identity of a picture or a video of one processor, which `fingerprint` names."""
+    tag = f"{kind} {size}".encode()
+    lengths = f"{len(tag)} {len(fingerprint)} ".encode()
+    digest = hashlib.blake2b(lengths + tag + fingerprint, digest_size=32)
+    digest.update(pixels)
+    return digest.digest()
 
 
 def _why_no_videos() -> str:
