@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 _SIZES = ((80, 60), (60, 112))
 """Width and height in pixels of the two pictures: small, and of different numbers of tokens in most models."""
 
+_ROUNDINGS = 2.0
+"""Error that is accepted, in differences between two of the model's own attention implementations."""
+
+_LARGEST_LIMIT = 0.2
+"""A wrong position or embedding changes logits by more, whatever the rounding."""
+
 _GPU_SHARE = 50
 """The default of `media_cache_bytes` on a GPU: its memory divided by this."""
 
@@ -40,12 +46,19 @@ _CPU_BYTES = 1 << 28
 class PictureReference:
     """Two prompts with a picture each, and their logits by the model's own forward before any replacement.
 
-    reason  why there are none
+    rounding  relative difference of logits between two attention implementations of that forward
+    reason    why there are none
     """
 
     prompts: tuple[PromptInput, ...] = ()
     logits: tuple[torch.Tensor, ...] = ()
+    rounding: float = 0.0
     reason: str | None = None
+
+    def limit(self, dtype: torch.dtype) -> float:
+        """Return the relative error of logits that rounding explains, in a model of any depth."""
+        tolerance = TOLERANCE.get(dtype, 6e-2)
+        return max(tolerance, min(_ROUNDINGS * self.rounding, _LARGEST_LIMIT))
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> PictureReference:
@@ -55,7 +68,8 @@ class PictureReference:
             return cls(reason=f"{loaded.name} reads text only; load a vision model")
         try:
             prompts = tuple(_prompt(loaded, index, size) for index, size in enumerate(_SIZES))
-            return cls(prompts, tuple(_own_logits(loaded, prompt) for prompt in prompts))
+            logits = tuple(_own_logits(loaded, prompt) for prompt in prompts)
+            return cls(prompts, logits, _rounding(loaded, prompts[0], logits[0]))
         except ConfigError as error:
             return cls(reason=str(error))
         except Exception as error:  # models and processors raise any error
@@ -114,7 +128,7 @@ def _batches_agree(loaded: LoadedModel, reference: PictureReference) -> bool:
     assert vision is not None and media is not None
     items = [prompt.spans[0].values.item for prompt in reference.prompts]
     items.append(media.item(_picture(len(items), _SIZES[0])))
-    vision.batches, limit = True, TOLERANCE.get(loaded.dtype, 6e-2)
+    vision.batches, limit = True, reference.limit(loaded.dtype)
     try:
         with torch.inference_mode():
             for batch in vision.batched(items):
@@ -177,9 +191,29 @@ def _own_logits(loaded: LoadedModel, prompt: PromptInput) -> torch.Tensor:
     return logits
 
 
+def _rounding(loaded: LoadedModel, prompt: PromptInput, logits: torch.Tensor) -> float:
+    """Return how far rounding alone moves logits: their relative difference with attention computed by plain products.
+
+    0 in float32, and for a model without a second implementation.
+    """
+    if loaded.dtype == torch.float32:
+        return 0.0
+    configs = {id(module.config): module.config for module in loaded.model.modules() if hasattr(module, "config")}
+    before = [getattr(config, "_attn_implementation", None) for config in configs.values()]
+    try:
+        for config in configs.values():
+            config._attn_implementation = "eager"
+        return relative_error(_own_logits(loaded, prompt), logits)
+    except Exception:  # models without this implementation raise any error
+        return 0.0
+    finally:
+        for config, name in zip(configs.values(), before, strict=True):
+            config._attn_implementation = name
+
+
 def _difference(loaded: LoadedModel, reference: PictureReference, attention_factory: AttentionFactory) -> str | None:
     """Return the difference of ragged steps with pictures from the model's own forward; None if they agree."""
-    limit = TOLERANCE.get(loaded.dtype, 6e-2)
+    limit = reference.limit(loaded.dtype)
     try:
         found = _ragged(loaded, reference.prompts, attention_factory)
     except Exception as failure:
