@@ -49,7 +49,7 @@ _WIDENED_ROWS = 2049
 
 CodesKernel = Literal["codes.matmul", "codes.wide_matmul"]
 _CODES: dict[CodesKernel, tuple[range, tuple[int, ...]]] = {
-    "codes.matmul": (range(1, FEW_ROWS + 1), (1, 17, 33)),
+    "codes.matmul": (range(1, FEW_ROWS + 1), (1, 9, 17, 33)),
     "codes.wide_matmul": (range(FEW_ROWS + 1, _WIDENED_ROWS), (100, 200)),
 }
 """Numbers of rows of the kernels of quantised weights, and those that cover their variants."""

@@ -11,6 +11,7 @@ import functools
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -376,6 +377,14 @@ def row_of_operands(kind, groups, boxes, group, part):
     return part * groups // boxes if kind == "power" else group + (groups if kind == "zero" else 0)
 
 
+@gluon.constexpr_function
+def sums_layout(rows):
+    """Return the layout of sums [64, rows]: of matmuls of a warp up to 16 rows, else of four warps."""
+    if rows <= 16:
+        return gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows, 16])
+
+
 @gluon.jit
 def block_sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     """Return a block's 64 outputs over a team's share of `steps` stages from number `at` on. -> float32 [64, rows]"""
@@ -383,16 +392,58 @@ def block_sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMA
     STAGES: gl.constexpr = ready.shape[0]
     ROWS: gl.constexpr = SHAPE[0]
     TEAMS: gl.constexpr = SHAPE[4]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    sums = gl.zeros([64, ROWS], gl.float32, layout)
+    sums = gl.zeros([64, ROWS], gl.float32, sums_layout(ROWS))
     for step in range((TEAM + TEAMS - at % TEAMS) % TEAMS, steps, TEAMS):
         s = (at + step) % STAGES
         mbarrier.wait(ready.index(s), (at + step) // STAGES & 1)
-        if FORMAT[0] > 0 and FORMAT[1] != "power":
+        if ROWS <= 16:
+            sums = _add_few_rows(shared, s, sums, SHAPE, FORMAT)
+        elif FORMAT[0] > 0 and FORMAT[1] != "power":
             sums = _add_groups(shared, s, sums, SHAPE, FORMAT)
         else:
             sums = _add_tiles(shared, s, sums, SHAPE, FORMAT)
         mbarrier.arrive(free.index(s))
+    return sums
+
+
+@gluon.jit
+def _add_few_rows(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+    """Add a stage of up to 16 rows, by matmuls of a warp: those of four warps take as long for 8 rows as for 64."""
+    xs, ws, ss, _, _ = shared
+    GROUPS: gl.constexpr = FORMAT[0]
+    KIND: gl.constexpr = FORMAT[1]
+    ROWS: gl.constexpr = SHAPE[0]
+    K: gl.constexpr = SHAPE[1]
+    DEPTH: gl.constexpr = SHAPE[5]
+    BOXES: gl.constexpr = 128 // K
+    EACH: gl.constexpr = _each(GROUPS, KIND, BOXES)
+    SCALED: gl.constexpr = GROUPS > 0 and KIND != "power"
+    layout: gl.constexpr = sums.type.layout
+    zeros = gl.zeros([64, ROWS], gl.float32, layout)
+    if KIND == "minimum":
+        ones = gl.full([64, K], 1.0, gl.bfloat16, gl.DotOperandLayout(0, layout, 2))
+    for i in gl.static_range(DEPTH * (BOXES // EACH)):
+        tile = s * DEPTH + i // (BOXES // EACH)
+        found = sums
+        if GROUPS > 0:
+            found = numbers_of_stage(ss, tile)
+        more = sums
+        if SCALED:
+            more = zeros
+        total = zeros
+        for part in gl.static_range(EACH):
+            w = box_factor(ws, found, tile, i % (BOXES // EACH), part, SHAPE, FORMAT)
+            rows = xs.index(tile * BOXES + i % (BOXES // EACH) * EACH + part).permute((1, 0))
+            x = rows.load(gl.DotOperandLayout(1, layout, 2))
+            more = mma_v2(w, x, more)
+            if KIND == "minimum":
+                total = mma_v2(ones, x, total)
+        if SCALED:
+            sums += more * row_of(found, i % (BOXES // EACH), layout)[:, None]
+        else:
+            sums = more
+        if KIND == "minimum":
+            sums += total * row_of(found, GROUPS + i % (BOXES // EACH), layout)[:, None]
     return sums
 
 
@@ -410,7 +461,7 @@ def box_factor(ws, found, tile, GROUP: gl.constexpr, PART: gl.constexpr, SHAPE: 
     BITS: gl.constexpr = SHAPE[2]
     BOXES: gl.constexpr = 128 // K
     BOX: gl.constexpr = GROUP * _each(GROUPS, KIND, BOXES) + PART
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    layout: gl.constexpr = sums_layout(ROWS)
     first, second = box_words(ws, tile, BOX * K // 64, BITS)
     return factor(
         first, second, found, row_of_operands(KIND, GROUPS, BOXES, GROUP, PART), BOX % (64 // K), 64 // K, BITS,

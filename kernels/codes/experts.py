@@ -23,6 +23,7 @@ from graftlm.kernels.codes.code_tiles import (
     hand_over,
     lines_layout,
     read_tiles,
+    sums_layout,
     take_over,
 )
 from graftlm.kernels.codes.matmul import LAYOUTS, Layout, depth_of, inputs_of_box, scale_lines, stages_of
@@ -130,7 +131,7 @@ def _multiply(
     """Compute a team's steps of each of the program's items; the first team stores the sum of all teams."""
     shared, teams, factors, table, out, sizes, gate = given
     ROWS: gl.constexpr = SHAPE[0]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    layout: gl.constexpr = sums_layout(ROWS)
     block_expert, block_start, block_end, pairs, used = table
     blocks_of, steps, n, _ = sizes
     weight_scales, bias, routing, top_k, out_rank = factors

@@ -47,7 +47,12 @@ class Layout(NamedTuple):
     depth: int = 1
 
 
-LAYOUTS = {16: Layout(4, 96, 190 * 1024, 2), 32: Layout(3, 120, 190 * 1024, 2), 64: Layout(2, 168, 190 * 1024)}
+LAYOUTS = {
+    8: Layout(4, 96, 190 * 1024, 2),
+    16: Layout(4, 96, 190 * 1024, 2),
+    32: Layout(3, 120, 190 * 1024, 2),
+    64: Layout(2, 168, 190 * 1024),
+}
 """Layouts by the rows of a tile. A smaller one for 16 rows, of which two fit on a multiprocessor, took 1.25 times as
 long with linear layers of an 8B model."""
 
@@ -195,7 +200,7 @@ def launch(
     be some columns of a larger tensor, if its parts lie behind each other.
     """
     (num_rows, k), (parts, _, n) = x.shape, out.shape
-    rows, blocks, tiles = max(16, triton.next_power_of_2(num_rows)), weight.blocks, triton.cdiv(k, INPUTS)
+    rows, blocks, tiles = max(8, triton.next_power_of_2(num_rows)), weight.blocks, triton.cdiv(k, INPUTS)
     layout = LAYOUTS[rows]
     depth, num_items = depth_of(weight, layout), blocks * parts
     codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [32, 32], lines_layout())

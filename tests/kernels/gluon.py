@@ -25,7 +25,7 @@ constants = {{(function.arg_names.index(name),): value for name, value in given.
 source = GluonASTSource(function, signature | dict.fromkeys(given, "constexpr"), constants, {{}})
 found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4, maxnreg={registers}))
 ptx = found.asm["ptx"]
-print(found.metadata.shared, ptx.count("wgmma.mma_async"), ptx.count("setmaxnreg"))
+print(found.metadata.shared, ptx.count("mma_async") + ptx.count("mma.sync"), ptx.count("setmaxnreg"))
 """
 
 
