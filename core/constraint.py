@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import re
 import reprlib
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,6 +19,7 @@ import numpy as np
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
+from graftlm.core.interpreter_exit import EXIT_WAIT_S, interrupt
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
@@ -31,6 +34,8 @@ _lock = threading.Lock()
 _preparing = threading.RLock()
 """Held while modules are imported and a vocabulary is indexed: a fork in between would never see the rest of them."""
 _forking = threading.local()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""The threads that prepare constraints."""
 
 
 def _before_fork() -> None:
@@ -72,7 +77,19 @@ def prepare_constraints(tokenizer: Tokenizer) -> None:
     These are the grammar modules, the trie over the vocabulary, and the loops whose object code is ready; loops that
     have none are compiled after the first constraint. Only the time of the first constrained request depends on it.
     """
-    threading.Thread(target=_prepare, args=(tokenizer,), name="graftlm grammar", daemon=True).start()
+    thread = threading.Thread(target=_prepare, args=(tokenizer,), name="graftlm grammar", daemon=True)
+    _threads.add(thread)
+    thread.start()
+
+
+@atexit.register
+def _end_preparation() -> None:
+    """End the threads that prepare constraints at exit: the process would abort with one inside compiled code."""
+    threads = list(_threads)
+    for thread in threads:
+        interrupt(thread)
+    for thread in threads:
+        thread.join(EXIT_WAIT_S)
 
 
 def _prepare(tokenizer: Tokenizer) -> None:
