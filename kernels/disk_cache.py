@@ -130,9 +130,13 @@ def opened(path: Path) -> Iterator[BinaryIO | None]:
     except OSError:
         yield None
         return
+    found = os.fstat(number)
+    if not stat.S_ISREG(found.st_mode) or not _is_private(found):
+        os.close(number)
+        yield None
+        return
     with open(number, "rb") as file:
-        found = os.fstat(number)
-        yield file if stat.S_ISREG(found.st_mode) and _is_private(found) else None
+        yield file
 
 
 def _is_private(found: os.stat_result) -> bool:

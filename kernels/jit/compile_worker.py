@@ -29,6 +29,7 @@ KERNELS = (
     "gpu.attention.one_order",
     "gpu.attention.qkv_rope_store",
     "gpu.attention.shared_prefix",
+    "gpu.block_rows",
     "gpu.elementwise",
     "gpu.linear.batch_invariant_matmul",
     "gpu.linear.gemv",

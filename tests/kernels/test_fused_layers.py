@@ -59,7 +59,7 @@ def load_fused(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "graftlm.core.model.load._fuse",
-            lambda loaded, *, strict, unchanged: fuse_gpu(loaded.model, max_rows=max_rows, strict=strict),
+            lambda loaded, config, *, unchanged: fuse_gpu(loaded.model, max_rows=max_rows, strict=strict),
         )
         if not qualified:
             patch.setattr("graftlm.core.model.lane.qualify", lambda *_, **__: None)

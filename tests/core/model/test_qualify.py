@@ -55,7 +55,7 @@ def verdict(
 ) -> str | None:
     """Compare the layers of a model with an error that was planted after its own forward."""
     config = EngineConfig(device="cpu", dtype="bfloat16")
-    loaded = _read(mixture(kind), config, byte_tokenizer(), torch.device("cpu"))
+    loaded = _read(mixture(kind), config, byte_tokenizer(), torch.device("cpu"), None)
     reference = Reference.of(loaded)
     plant(loaded.model)
     found = discover(loaded.model, loaded.device)
