@@ -198,7 +198,8 @@ def _rounding(loaded: LoadedModel, prompt: PromptInput, logits: torch.Tensor) ->
     """
     if loaded.dtype == torch.float32:
         return 0.0
-    configs = {id(module.config): module.config for module in loaded.model.modules() if hasattr(module, "config")}
+    modules: list[Any] = [module for module in loaded.model.modules() if hasattr(module, "config")]
+    configs = {id(module.config): module.config for module in modules}
     before = [getattr(config, "_attn_implementation", None) for config in configs.values()]
     try:
         for config in configs.values():
