@@ -108,6 +108,10 @@ def add_vision(
                 f"{loaded.name} reads no pictures here: the largest does not fit beside the weights; lower "
                 f"MediaLimits.max_image_pixels ({config.media.max_image_pixels:,}) or the processor's own limit"
             )
+        except Exception as failure:  # encoders raise any error
+            loaded.vision = None
+            why = f"{type(failure).__name__}: {str(failure)[:200]}"
+            loaded.no_pictures = f"{loaded.name} reads no pictures here: its encoder fails for the largest: {why}"
 
 
 def _work_bytes(vision: Vision, largest: MediaItem) -> int:
