@@ -200,7 +200,7 @@ def _interpreted(model: Any) -> Row:
     from graftlm.kernels.gpu.attention.backend import TritonAttention
     from tests.models import byte_tokenizer
 
-    load._fuse = lambda loaded, strict, **_: fuse_gpu(loaded.model, max_rows=64, strict=strict)  # type: ignore[assignment]
+    load._fuse = lambda loaded, config, **_: fuse_gpu(loaded.model, max_rows=64, strict=config.strict)  # type: ignore[assignment]
     load.fuse_cpu = lambda model, fusions: 0  # type: ignore[assignment]
     config = EngineConfig(device="cpu", max_model_len=128)
     loaded = load.load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
