@@ -41,9 +41,9 @@ class Floors(NamedTuple):
 
 
 FLOORS = Floors({1: 1.5, 8: 4.0, 32: 3.5}, 4.0)
-"""Of the given file."""
+"""Floors of the given file."""
 WRITTEN_FLOORS = Floors({1: 1.15, 8: 2.2, 32: 2.0}, 1.5)
-"""Of the files that llama.cpp writes, in types that it repacks."""
+"""Floors of files that llama.cpp writes, in types that it repacks."""
 SHARED_FLOOR, JSON_FLOOR, MEMORY_FLOOR = 5.0, 3.0, 1.5
 START_FLOOR_S = 1.5
 LENGTH = 1000

@@ -302,7 +302,7 @@ _PLACES: tuple[Place, ...] = (_as_field("reasoning_content"), _as_field("reasoni
 
 @dataclass(frozen=True)
 class ThoughtPlace:
-    """Where a chat template reads the thinking of an earlier turn.
+    """The place in a chat template for the thinking of an earlier turn.
 
     put    puts it there; None if the template reads it nowhere
     joins  the template refuses a turn of calls with both content and thinking (GPT-OSS): they become one thought

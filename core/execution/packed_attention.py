@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ _current = _Current()
 
 
 class PackedAttention:
-    """Puts the encoder of a model on packed attention for the time of a call; other encoders stay as they are."""
+    """Run the encoder of a model on packed attention for the time of a call; other encoders stay as they are."""
 
     def __init__(self, model: nn.Module) -> None:
         configs = {
@@ -70,16 +70,25 @@ class PackedAttention:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        before = [config._attn_implementation_internal for config in self._configs]
-        for config in self._configs:
-            config._attn_implementation_internal = IMPLEMENTATION
         _current.segments = {}
         try:
-            yield
+            with attention_by(IMPLEMENTATION, self._configs):
+                yield
         finally:
             _current.segments = None
-            for config, implementation in zip(self._configs, before, strict=True):
-                config._attn_implementation_internal = implementation
+
+
+@contextmanager
+def attention_by(name: str, configs: Sequence[Any]) -> Iterator[None]:
+    """Run the modules of `configs` on the attention of this name in transformers, and put their own back."""
+    before = [config._attn_implementation_internal for config in configs]
+    for config in configs:
+        config._attn_implementation_internal = name
+    try:
+        yield
+    finally:
+        for config, own in zip(configs, before, strict=True):
+            config._attn_implementation_internal = own
 
 
 def packed_attention(

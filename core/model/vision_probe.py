@@ -17,6 +17,7 @@ from graftlm.core.chat.messages import ImagePart, Message, TextPart
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
 from graftlm.core.execution.media_rows import MediaRows
+from graftlm.core.execution.packed_attention import attention_by
 from graftlm.core.execution.vision import MOST_NUMBERS, Vision
 from graftlm.core.model.qualify import TOLERANCE, AttentionFactory, probe_plan, probe_runner, relative_error
 from graftlm.core.prompt_input import PromptInput
@@ -203,17 +204,12 @@ def _rounding(loaded: LoadedModel, prompt: PromptInput, logits: torch.Tensor) ->
     if loaded.dtype == torch.float32:
         return 0.0
     modules: list[Any] = [module for module in loaded.model.modules() if hasattr(module, "config")]
-    configs = {id(module.config): module.config for module in modules}
-    before = [getattr(config, "_attn_implementation", None) for config in configs.values()]
+    configs = {id(module.config): module.config for module in modules}.values()
     try:
-        for config in configs.values():
-            config._attn_implementation = "eager"
-        return relative_error(_own_logits(loaded, prompt), logits)
+        with attention_by("eager", [one for one in configs if hasattr(one, "_attn_implementation_internal")]):
+            return relative_error(_own_logits(loaded, prompt), logits)
     except Exception:  # models without this implementation raise any error
         return 0.0
-    finally:
-        for config, name in zip(configs.values(), before, strict=True):
-            config._attn_implementation = name
 
 
 def _difference(loaded: LoadedModel, reference: PictureReference, attention_factory: AttentionFactory) -> str | None:

@@ -74,7 +74,7 @@ class MaskBuffer:
         return list(rows[:, : self._filled_words])
 
     def masks(self, numbers: list[int], places: list[int]) -> StepMasks:
-        """Those of the rows with these `numbers`, in ascending order, for the sequences at `places`."""
+        """Return the masks of the rows with these `numbers`, in ascending order, for the sequences at `places`."""
         words = self._rows[:, : self._num_words]
         if len(numbers) == len(words):
             return StepMasks(places, words, self._outgoing)

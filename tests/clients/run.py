@@ -23,7 +23,7 @@ NODE_PACKAGES = {
     "node-ai": ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"),
     "node-langchain": ("@langchain/openai", "@langchain/core"),
 }
-"""Those of npm, the client first. They are left out where there is no npm."""
+"""The npm packages of each client, the client first. Without npm these clients do not run."""
 FOLDER = Path(os.environ.get("CLIENTS_FOLDER", ".scratch/clients")).resolve()
 HERE = Path(__file__).parent
 
