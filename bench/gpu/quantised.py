@@ -4,10 +4,11 @@
     python -m bench.gpu.quantised --shape gpt-oss-20b --formats plain,mxfp4 --steps 48x2200,192x700
 
 The model has random weights in the shape of Llama 3.1 8B, or one of bench.gpu.shapes. Weights of linear layers are
-rounded to each format on the card; the head stays plain. "fp8-rows" is "fp8" with activations="fp8". In "mxfp4"
-experts have random codes instead. A step is `ROWSxCONTEXT`, or rows alone for `--context` tokens; `p16` is a prefill of
-16 rows. `bf16` holds 12-bit forms beside its weights, as it does by default, `plain` does not. One process measures all
-formats, so that ratios are of one run.
+rounded to each format on the card; the head stays plain. "int4" has groups of 32 inputs, "int4-128" of 128. "fp8-rows"
+is "fp8" with activations="fp8". In "mxfp4" experts have random codes instead. A step is `ROWSxCONTEXT`, or rows alone
+for `--context` tokens; `p16` is a prefill of 16 rows. `bf16` holds 12-bit forms beside its weights, as it does by
+default, `plain` does not. One process measures all formats, so that ratios are of one run. `--profile` adds the kernels
+of each step in their order, those of equal layers as one.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import argparse
 import gc
 import json
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.gpu.model import CONFIG
-from bench.gpu.one_tree import MAX_BATCH, MAX_CONTEXT, STEP_TOKENS, TINY, Step, _fill, measure, plan_of
+from bench.gpu.one_tree import MAX_BATCH, MAX_CONTEXT, STEP_TOKENS, TINY, Step, _fill, measure, plan_of, replayed
 from bench.gpu.shapes import SHAPES
 from graftlm.core.model.quantised.rounding import rounded
 from graftlm.kernels.codes.expert_codes import ExpertCodes, put_experts
@@ -37,6 +39,12 @@ def quantised(weight: torch.Tensor, name: str) -> QuantisedWeight:
     n, k = weight.shape
     if name == "fp8-rows":
         name = "fp8"
+    if name.startswith("int4-"):
+        group = int(name.removeprefix("int4-"))
+        groups = weight.float().view(n, -1, group)
+        scale = (groups.abs().amax(2) / 7).bfloat16()
+        codes = ((groups / scale.float()[:, :, None]).round().clamp(-8, 7) + 8).to(torch.uint8).view(n, k)
+        return QuantisedWeight(codes[:, ::2] | codes[:, 1::2] << 4, 4, None, group, 1, scale, 8)
     if name == "fp8-block":
         blocks = weight.float().view(n // 128, 128, k // 128, 128)
         scale = blocks.abs().amax((1, 3)) / 448
@@ -84,7 +92,45 @@ def shape_of(name: str, layers: int | None, tiny: bool) -> dict[str, Any]:
     return shape
 
 
-def build(name: str, shape: dict[str, Any], num_slots: int, tiny: bool) -> tuple[Any, Any]:
+def kernels_of(run: Callable[[], object], steps: int = 20) -> list[str]:
+    """Return a line for each kernel of a step's repeated sequence, that of a layer, and one for the whole step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(steps):
+            run()
+        torch.cuda.synchronize()
+    ran = [x for x in found.events() or () if x.device_type == torch.autograd.DeviceType.CUDA]
+    events: Any = sorted(ran, key=lambda event: event.time_range.start)
+    size, rest = divmod(len(events), steps)
+    if rest or not size:
+        return [f"{len(events)} kernels in {steps} steps"]
+    names = [event.name for event in events[:size]]
+    times = torch.tensor([float(event.device_time) for event in events]).view(steps, size)[steps // 4 :]
+    starts = torch.tensor([event.time_range.start for event in events], dtype=torch.float64).view(steps, size)
+    begins = (starts - starts[:, :1])[steps // 4 :].mean(0)
+    lines = [f"{size} kernels of {times.sum(1).mean():.1f} us; the last starts after {begins[-1]:.1f} us"]
+    first = size // 3
+    parts = (p for p in range(4, size // 4) if names[first : first + p] == names[first + p : first + 2 * p])
+    period = next(parts, 0)
+    turns = sum(
+        names[first : first + period] == names[at : at + period] for at in range(first, size - period, period or size)
+    )
+    for i in range(first, first + period):
+        at = torch.arange(turns) * period + i
+        apart = (begins[at + 1] - begins[at]).mean()
+        lines.append(f"  {times[:, at].mean():7.2f} us, next starts after {apart:6.2f} us: {names[i][:80]}")
+    alone: dict[str, float] = {}
+    for name, us in zip(names, times.mean(0).tolist(), strict=True):
+        alone[name[:80]] = alone.get(name[:80], 0.0) + us
+    longest = sorted(alone.items(), key=lambda item: -item[1])[:12]
+    return lines + [f"  {us:9.1f} us in a step: {name}" for name, us in longest]
+
+
+def build(name: str, shape: dict[str, Any], num_slots: int, tiny: bool, strict: bool = False) -> tuple[Any, Any]:
     """Return the runner of a model in a format, and the loaded model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -111,7 +157,7 @@ def build(name: str, shape: dict[str, Any], num_slots: int, tiny: bool) -> tuple
     options = EngineConfig.from_options(
         max_model_len=MAX_CONTEXT // TINY if tiny else MAX_CONTEXT, max_step_tokens=STEP_TOKENS, max_batch=MAX_BATCH,
         cache=CacheConfig(max_tokens=num_slots), compact_weights=False if name == "plain" else None,
-        activations="fp8" if name == "fp8-rows" else "exact",
+        activations="fp8" if name == "fp8-rows" else "exact", strict=strict,
     )  # fmt: skip
     loaded = load_model(model, options, byte_tokenizer())
     if loaded.lane != "paged":
@@ -130,6 +176,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--shape", default="")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="the kernels of steps")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     from bench.gpu.card import Card
@@ -144,7 +192,7 @@ def main() -> None:
             torch.cuda.empty_cache()
             try:
                 before = torch.cuda.memory_allocated()
-                runner, loaded = build(name, shape, num_slots, args.tiny)
+                runner, loaded = build(name, shape, num_slots, args.tiny, args.strict)
                 gc.collect()
                 store = getattr(runner, "eager", runner).attention.store
                 kept = torch.cuda.memory_allocated() - before - sum(x.nbytes for x in (*store.k, *store.v))
@@ -152,8 +200,13 @@ def main() -> None:
                 figures: dict[str, Any] = {"fused": loaded.fusions.num_fused, "GB": round(kept / 1e9, 2)}
                 print(name, figures, kinds, loaded.fusions.unfused[:1], flush=True)
                 for step in steps:
-                    steady = measure(runner, plan_of(step, 0, loaded.vocab_size), lambda run: card.steady(run, TINY))
+                    plan = plan_of(step, 0, loaded.vocab_size)
+                    steady = measure(runner, plan, lambda run: card.steady(run, TINY))
                     figures[step.name] = round(steady["ms"], 3)
+                    print(name, step.what, figures[step.name], flush=True)
+                    if args.profile:
+                        with torch.inference_mode():
+                            print("\n".join(kernels_of(replayed(runner, plan)[0])), flush=True)
                 found[name] = figures
                 print(name, figures, flush=True)
             except Exception as error:
