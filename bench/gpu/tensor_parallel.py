@@ -2,7 +2,9 @@
 
 The shape of Llama 3.1 8B with random weights: a decode step of 1, 16, 64 and 256 rows (prompts of 512 tokens from the
 cache, 128 new ones), and prefill of 8 prompts of 8,192 tokens. `--exact` compares instead: greedy tokens of a float32
-model on several GPUs with those of one, alone and in a batch. `--tiny` runs a small model on any device.
+model on several GPUs with those of one, alone and in a batch. `--shape 70b` takes the shape of Llama 3.1 70B, whose
+layers have equal weights, on several GPUs only. `--profile` adds the kernels of decode steps by time, on rank 0.
+`--tiny` runs a small model on any device.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from bench.gpu import patched_follower
 from bench.harness import ROOT
 from graftlm.kernels.jit import python_process
 
@@ -32,6 +36,11 @@ TINY = {**EXACT, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers"
 LARGE = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
          "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128_256, "max_position_embeddings": 32_768,
          "rope_theta": 500_000.0}  # fmt: skip
+LARGEST = {**LARGE, "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80,
+           "num_attention_heads": 64}  # fmt: skip
+SHARED = (256, 2000, 64, 16)
+"""Requests, tokens that all share, tokens of each alone, and of its answer."""
+FIGURES = ("decode", "prefill", "shared")
 
 
 def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype, spread: float) -> None:
@@ -60,7 +69,7 @@ def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype, spread:
     }  # fmt: skip
     ones = torch.ones(hidden, dtype=dtype)
     layer: dict[str, torch.Tensor] = {}
-    for number in range(config.num_hidden_layers):
+    for number in range(1 if shape is LARGEST else config.num_hidden_layers):  # the others are read from it
         if not layer or shape is not LARGE:
             layer = {f"{name}.weight": some(*size) for name, size in sizes.items()}
             layer |= {"input_layernorm.weight": ones, "post_attention_layernorm.weight": ones.clone()}
@@ -73,7 +82,7 @@ def write_model(folder: Path, shape: dict[str, Any], dtype: torch.dtype, spread:
     }
     save_file(ends, folder / "ends.safetensors", metadata={"format": "pt"})
     weight_map = {name: "ends.safetensors" for name in ends}
-    for number in range(config.num_hidden_layers):
+    for number in range(1 if shape is LARGEST else config.num_hidden_layers):
         weight_map |= {f"model.layers.{number}.{name}": f"layer-{number:03}.safetensors" for name in layer}
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -83,6 +92,27 @@ def prompts_of(num: int, length: int, vocab: int, seed: int) -> list[list[int]]:
     numbers = np.random.default_rng(seed).integers(300, vocab, (num, length))
     found: list[list[int]] = numbers.tolist()
     return found
+
+
+def note(figures: dict[str, Any], name: str, figure: float) -> None:
+    """Keep a figure and print it, so that a run that is cut off has its first ones."""
+    figures[name] = figure
+    print(json.dumps({name: figure}), flush=True)
+
+
+def print_kernels(run: Any, steps: int, top: int = 14) -> None:
+    """Print the kernels of this process by their microseconds a step, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+    times, counts = Counter[str](), Counter[str]()
+    for event in found.events():
+        times[event.name[:90]] += event.device_time / steps
+        counts[event.name[:90]] += 1
+    print(f"    {sum(times.values()):9.1f} us {sum(counts.values()) / steps:7.1f}  all kernels", flush=True)
+    for name, us in times.most_common(top):
+        print(f"    {us:9.1f} us {counts[name] / steps:7.1f}  {name}", flush=True)
 
 
 def measure(folder: str, ranks: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -105,22 +135,35 @@ def measure(folder: str, ranks: int, options: dict[str, Any]) -> dict[str, Any]:
         for rows in options["rows"]:
             prompts = prompts_of(rows, options["prompt"], options["vocab"], rows)
             runtime.generate(prompts, max_tokens=2, **greedy)
+            if "decode" in options["only"]:
+                best = 1e9
+                for _ in range(2):
+                    at = time.perf_counter()
+                    answers = runtime.generate(prompts, max_tokens=options["new"], **greedy)
+                    best = min(best, time.perf_counter() - at)
+                assert all(len(answer.token_ids) == options["new"] for answer in answers)
+                note(figures, f"decode_{rows}_ms", round(1e3 * best / options["new"], 3))
+            if options["profile"] and torch.cuda.is_available():
+                print_kernels(lambda p=prompts: runtime.generate(p, max_tokens=17, **greedy), 16)
+        if "prefill" in options["only"]:
             best = 1e9
-            for _ in range(2):
+            for seed in (77, 78):
+                prompts = prompts_of(8, options["long"], options["vocab"], seed)
                 at = time.perf_counter()
-                answers = runtime.generate(prompts, max_tokens=options["new"], **greedy)
+                runtime.generate(prompts, max_tokens=1, **greedy)
                 best = min(best, time.perf_counter() - at)
-            assert all(len(answer.token_ids) == options["new"] for answer in answers)
-            figures[f"decode_{rows}_ms"] = round(1e3 * best / options["new"], 3)
-            print(json.dumps({f"decode_{rows}_ms": figures[f"decode_{rows}_ms"]}), flush=True)
-        best = 1e9
-        for seed in (77, 78):
-            prompts = prompts_of(8, options["long"], options["vocab"], seed)
-            at = time.perf_counter()
-            runtime.generate(prompts, max_tokens=1, **greedy)
-            best = min(best, time.perf_counter() - at)
-        figures["prefill_tokens_per_s"] = round(8 * options["long"] / best)
-        print(json.dumps({"prefill_tokens_per_s": figures["prefill_tokens_per_s"]}), flush=True)
+            note(figures, "prefill_tokens_per_s", round(8 * options["long"] / best))
+        if "shared" in options["only"]:
+            count, shared, own, new = options["shared"]
+            best = 1e9
+            for seed in (5, 6, 7):
+                runtime.clear_cache()
+                (prefix,) = prompts_of(1, shared, options["vocab"], seed)
+                prompts = [prefix + rest for rest in prompts_of(count, own, options["vocab"], 100 + seed)]
+                at = time.perf_counter()
+                runtime.generate(prompts, max_tokens=new, **greedy)
+                best = min(best, time.perf_counter() - at)
+            note(figures, "shared_requests_per_s", round(count / best))
     return figures
 
 
@@ -159,24 +202,33 @@ def main() -> int:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--shape", choices=("8b", "70b"), default="8b")
+    parser.add_argument("--only", default=",".join(FIGURES), help="figures, of decode, prefill, shared")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--folder", help="for the model's files; one in memory is fastest")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:
         job = json.loads(given.job)
         run = exact if job["exact"] else measure
+        if job["options"]["equal_layers"]:
+            patched_follower.apply(["equal_layers"], Path(job["folder"]))
         Path(job["out"]).write_text(json.dumps(run(job["folder"], job["ranks"], job["options"])))
         return 0
-    shape = TINY if given.tiny else EXACT if given.exact else LARGE
+    shape = TINY if given.tiny else EXACT if given.exact else LARGEST if given.shape == "70b" else LARGE
+    if shape is LARGEST and "1" in given.ranks.split(","):
+        parser.error("--shape 70b needs several GPUs; add --ranks 2")
     divisor = 16 if given.tiny else 1
     rows = [int(number) for number in given.rows.split(",")]
     options = {
         "rows": rows, "prompt": PROMPT // divisor, "new": NEW // divisor, "long": LONG // divisor // divisor,
         "vocab": shape["vocab_size"], "runtime": {"device": "cpu"} if given.tiny else {},
+        "only": given.only.split(","), "profile": given.profile, "equal_layers": shape is LARGEST,
+        "shared": [max(number // divisor, 2) for number in SHARED],
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         began = time.perf_counter()
-        large = shape is LARGE
+        large = shape is LARGE or shape is LARGEST
         write_model(Path(folder), shape, torch.bfloat16 if large else torch.float32, 0.02 if large else 0.05)
         print(f"model written in {time.perf_counter() - began:.0f} s", flush=True)
         found = [_child(given, int(ranks), folder, options) for ranks in given.ranks.split(",")]
@@ -191,7 +243,7 @@ def main() -> int:
     one = by_ranks.pop(1, {})
     for ranks, several in by_ranks.items():
         for name in one.keys() & several.keys():
-            if name.startswith(("decode", "prefill")):
+            if name.startswith(FIGURES):
                 factor = one[name] / several[name]
                 factor = factor if name.startswith("decode") else 1 / factor
                 print(f"{name}: {ranks} GPUs are {factor:.2f} times as fast as one")

@@ -22,8 +22,9 @@ columns  a part of the outputs; each of the `parts` of a packed tensor is cut by
 rows     a part of the inputs: outputs are parts of a sum
 first    rank 0 has it, the others zeros: it is added to a sum"""
 
-_COLUMNS = {"colwise": 1, "packed_colwise": 2}
-_ROWS = {"rowwise": 1, "packed_rowwise": 2}
+_COLUMNS = {"colwise": 1, "packed_colwise": 2, "colwise_transposed": 1}
+_ROWS = {"rowwise": 1, "packed_rowwise": 2, "rowwise_transposed": 1}
+"""Styles of parameters that are cut, and the parts of a packed one; a transposed weight is [inputs, outputs]."""
 _WHOLE = frozenset(
     {
         "colwise_gather_output", "rowwise_split_input", "replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj",
@@ -33,6 +34,17 @@ _WHOLE = frozenset(
 """Styles of modules that every rank holds whole here: they are computed alike everywhere."""
 _SUMS = frozenset({"moe_tp_experts"})
 """Styles of modules whose output is a part of a sum."""
+
+_PLANS = {
+    "gpt_oss": {
+        **{f"layers.*.self_attn.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj", "sinks")},
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.experts.gate_up_proj": "colwise_transposed",  # gates and ups alternate
+        "layers.*.mlp.experts.down_proj": "rowwise_transposed",
+        "layers.*.mlp.experts": "moe_tp_experts",
+    }
+}
+"""Plans of architectures for which transformers has none."""
 
 _HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value", "q_b_proj", "kv_b_proj")
 _WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp")
@@ -174,6 +186,7 @@ def _layer(name: str) -> str:
 def _styles(name: str, hf_config: Any) -> dict[str, str]:
     """Return the plan of an architecture: patterns of module names, and the style of each."""
     plan = getattr(text_config(hf_config), "base_model_tp_plan", None) or getattr(hf_config, "base_model_tp_plan", None)
+    plan = plan or _PLANS.get(hf_config.model_type)
     if not plan:
         raise ConfigError(
             f"transformers has no plan to cut {name} ({hf_config.model_type}) over several processes; use "
@@ -243,16 +256,17 @@ def _piece(name: str, parameter: torch.Tensor, styles: Mapping[str, str]) -> Pie
     style, owner = _style(name, styles), None
     if style is None:
         owner, _, last = name.rpartition(".")
-        style = _style(owner, styles)
-        if style is None and last.endswith("_bias"):  # of merged experts
-            style = _style(name.removesuffix("_bias"), styles)
-            owner = name
+        if last.endswith("_bias"):  # of merged experts
+            style, owner = _style(name.removesuffix("_bias"), styles), name
+        else:
+            style = _style(owner, styles)
+    transposed = style is not None and style.endswith("_transposed")
     is_bias = owner is not None and name.endswith("bias")
     if style in _COLUMNS:
-        axis = parameter.dim() - (1 if is_bias or parameter.dim() == 1 else 2)
+        axis = parameter.dim() - (1 if is_bias or transposed or parameter.dim() == 1 else 2)
         return Piece("columns", axis, _COLUMNS[style])
     if style in _ROWS:
-        return Piece("first") if is_bias else Piece("rows", parameter.dim() - 1, _ROWS[style])
+        return Piece("first") if is_bias else Piece("rows", parameter.dim() - (2 if transposed else 1), _ROWS[style])
     return WHOLE
 
 

@@ -22,7 +22,7 @@ GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "ignore_eos": True
 CACHE = gl.CacheConfig(max_tokens=20_000)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen3_next"])
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen3_next", "gpt_oss", "deepseek_v3"])
 def test_two_gpus_answer_as_one(kind: str, tmp_path: Path) -> None:
     tiny_model(kind).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)

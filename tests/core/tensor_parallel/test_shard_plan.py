@@ -23,12 +23,24 @@ def test_parts_of_all_ranks_are_the_whole() -> None:
     assert torch.equal(sum(Piece("first").of(tensor, rank, 2) for rank in range(2)), tensor)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "deepseek_v3", "gpt_oss"]
+)
 def test_the_configuration_of_a_shard_has_the_shapes_of_the_parts(kind: str) -> None:
     config = tiny_model(kind).config
     plan = ShardPlan.of(kind, config, 2)
     assert any(piece.cut == "rows" for piece in plan.pieces.values()) and plan.sums
     assert config.num_attention_heads == tiny_model(kind).config.num_attention_heads  # the own one is unchanged
+
+
+def test_transposed_experts_without_a_plan_of_transformers_are_cut_with_their_biases_and_sinks() -> None:
+    plan = ShardPlan.of("gpt_oss", tiny_model("gpt_oss").config, 2)
+    of = {name: plan.piece(f"model.layers.0.{name}") for name in ("self_attn.sinks", "self_attn.o_proj.bias")}
+    of |= {name: plan.piece(f"model.layers.0.mlp.experts.{name}") for name in ("gate_up_proj", "gate_up_proj_bias")}
+    of |= {name: plan.piece(f"model.layers.0.mlp.experts.{name}") for name in ("down_proj", "down_proj_bias")}
+    assert list(of.values()) == [
+        Piece("columns", 0), Piece("first"), Piece("columns", 2), Piece("columns", 1), Piece("rows", 1), Piece("first"),
+    ]  # fmt: skip
 
 
 def test_an_expert_of_a_checkpoint_is_cut_as_the_merged_ones() -> None:

@@ -1,0 +1,89 @@
+"""python -m bench.gpu.rank_drift [--seconds 60] [--steps 100000]: both ranks' residuals, compared after random steps.
+
+Requests of random lengths come and go, sampled and greedy, so that steps have any number of rows and prompts come
+between decode steps. Every sum over the ranks, with the residual after it, is folded into a digest on each rank; the
+digests are equal as long as no bit of any residual of any step differs. `--tiny` runs on CPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu.patched_follower import apply
+from bench.gpu.tensor_parallel import EXACT, TINY, prompts_of, write_model
+
+MOST = 64
+"""Requests at once."""
+
+
+def lines_of(path: Path) -> dict[int, int]:
+    """Read the digests of a rank, by the number of steps."""
+    pairs = (line.split() for line in path.read_text().splitlines() if line.count(" ") == 1)
+    return {int(steps): int(number) for steps, number in pairs}
+
+
+def run(runtime: Any, seconds: float, steps: int, vocab: int, longest: int) -> int:
+    """Submit random requests until the time or the steps are over. -> steps"""
+    import graftlm as gl
+
+    rng, began, number = random.Random(0), time.monotonic(), 0
+    open_requests: deque[Any] = deque()
+    wanted = MOST
+    while time.monotonic() - began < seconds and runtime.stats().steps < steps:
+        if len(open_requests) >= wanted:
+            open_requests.popleft().result()
+            if rng.random() < 0.1:
+                wanted = rng.randint(1, MOST)
+            continue
+        number += 1
+        sampled: dict[str, Any] = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0.0}
+        sampling = gl.SamplingParams(max_tokens=rng.randint(1, longest), ignore_eos=True, **sampled)
+        (prompt,) = prompts_of(1, rng.randint(1, 2 * longest), vocab, number % 50)
+        open_requests.append(runtime.submit(gl.Request(prompt, sampling)))
+    for request in open_requests:
+        request.result()
+    return int(runtime.stats().steps)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.rank_drift", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1e6)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    import graftlm as gl
+
+    shape = TINY if given.tiny else EXACT
+    options: dict[str, Any] = {"device": "cpu"} if given.tiny else {"dtype": "bfloat16"}
+    longest = 20 if given.tiny else 300
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), shape, torch.float32, 0.05)
+        apply(["digest"], Path(folder))
+        cache = gl.CacheConfig(max_tokens=60_000)
+        with gl.Runtime(folder, tensor_parallel=given.ranks, cache=cache, quiet=True, **options) as runtime:
+            runtime.load()
+            print(runtime.stats().execution, flush=True)
+            began = time.monotonic()
+            steps = run(runtime, given.seconds, given.steps, shape["vocab_size"], longest)
+            print(f"{steps:,} steps, up to {MOST} rows, in {time.monotonic() - began:.0f} s", flush=True)
+            time.sleep(1.0)
+        digests = [lines_of(Path(folder) / f"rank-{rank}") for rank in range(given.ranks)]
+    common = sorted(set.intersection(*map(set, digests)))
+    different = [at for at in common if len({one[at] for one in digests}) > 1]
+    print(f"digests compared at {len(common)} places up to step {max(common, default=0):,}: ", end="")
+    print(f"they differ from step {different[0]:,} on" if different else "all equal", flush=True)
+    return int(bool(different) or not common)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
