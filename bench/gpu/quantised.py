@@ -75,6 +75,18 @@ def random_experts(model: Any) -> dict[str, ExpertCodes]:
     return found
 
 
+def quantise(model: Any, name: str) -> None:
+    """Round the linear layers of a model to a format, but for the head; or put random codes in its experts."""
+    held = {}
+    for path, parameter in model.named_parameters() if name not in ("bf16", "plain", "mxfp4") else ():
+        if path.endswith("_proj.weight"):
+            held[path] = quantised(parameter.data, name)
+            parameter.data = parameter.data.new_empty(0)
+    put_quantised(model, held)
+    if name == "mxfp4":
+        put_experts(model, random_experts(model))
+
+
 def step_of(name: str, context: int, tokens: int) -> Step:
     rows, cross, length = name.partition("x")
     return Step(name, int(rows), int(length) - 1, 1) if cross else Step.of(name, context, tokens)
@@ -144,16 +156,10 @@ def build(name: str, shape: dict[str, Any], num_slots: int, tiny: bool, strict: 
     with torch.device("cuda"):
         config = AutoConfig.for_model(**shape)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    held = {}
-    for path, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.dim() >= 2:
             parameter.data.normal_(0.0, 0.02)
-        if path.endswith("_proj.weight") and name not in ("bf16", "plain", "mxfp4"):
-            held[path] = quantised(parameter.data, name)
-            parameter.data = parameter.data.new_empty(0)
-    put_quantised(model, held)
-    if name == "mxfp4":
-        put_experts(model, random_experts(model))
+    quantise(model, name)
     options = EngineConfig.from_options(
         max_model_len=MAX_CONTEXT // TINY if tiny else MAX_CONTEXT, max_step_tokens=STEP_TOKENS, max_batch=MAX_BATCH,
         cache=CacheConfig(max_tokens=num_slots), compact_weights=False if name == "plain" else None,

@@ -1,9 +1,10 @@
 """python -m bench.gpu.shapes SHAPE...: model shapes with random weights on one GPU (docs/gpu-figures.md).
 
 Decode of 32 rows of 1,500 tokens, 128 of 1,000 and 8 of 12,000; 64 sampled answers of 128 tokens to 512; 256 requests
-of mixed lengths; and 16 answers of 48 tokens to 512, then the same again. Prompts are token ids. Each shape runs in a
-process of its own, and beside it, with `--peers FOLDER`, vLLM in FOLDER/site_vllm. `--profile` adds the kernels of
-GraftLM's decode steps by time. Shapes are the ones here and those of published.py.
+of mixed lengths; and 16 answers of 48 tokens to 512, then the same again; `--only prefill` has 8 prompts of 8,192.
+Prompts are token ids. Each shape runs in a process of its own, and beside it, with `--peers FOLDER`, vLLM in
+FOLDER/site_vllm; `--weights FORMAT` quantises both engines' weights. `--profile` adds the kernels of GraftLM's decode
+steps by time. Shapes are the ones here and those of published.py.
 """
 
 from __future__ import annotations
@@ -113,12 +114,14 @@ def config_of(shape: Shape, *, tiny: bool) -> Any:
 class Measured:
     """One engine that runs a shape, and its figures. longest: tokens of the longest context"""
 
-    def __init__(self, engine: str, shape: Shape, *, tiny: bool, kv: str = "auto", longest: int = 0) -> None:
+    def __init__(
+        self, engine: str, shape: Shape, *, tiny: bool, kv: str = "auto", longest: int = 0, weights: str = "bf16"
+    ) -> None:
         self.divisor = DIVISOR if tiny else 1
         self.failed = False
         config = config_of(shape, tiny=tiny)
         self.vocabulary = config.vocab_size
-        self.engine = SHAPE_ENGINES[engine](config, max(16_384, longest + 2 * NEW) // self.divisor, kv)
+        self.engine = SHAPE_ENGINES[engine](config, max(16_384, longest + 2 * NEW) // self.divisor, kv, weights)
         began = time.perf_counter()
         how = self.engine.start()
         self.engine.answer([[5, 6, 7]], [{"max_tokens": 1}])
@@ -178,6 +181,15 @@ class Measured:
         self.engine.answer(prompts, samplings)
         return count / (time.perf_counter() - began)
 
+    def prefill(self) -> float:
+        """Return tokens a second of 8 prompts of 8,192 tokens, the best of three turns."""
+        rng = np.random.default_rng(5)
+        count, length, best = max(8 // self.divisor, 2), 8192 // self.divisor, float("inf")
+        for _ in range(4):
+            self.engine.flush()
+            best = min(best, self._seconds([self.ids(rng, length) for _ in range(count)], 1))
+        return count * length / best
+
     def answers(self) -> dict[str, float]:
         """Return seconds of 16 answers of 48 tokens to prompts of 512 tokens, and of the same requests again."""
         rng = np.random.default_rng(3)
@@ -234,7 +246,8 @@ def measure(given: argparse.Namespace) -> int:
     shape = SHAPES.get(name) or PUBLISHED[name]
     shape = fitted(shape, given.layers) if given.layers else shape
     shape = shape | ({"num_experts": given.experts} if given.experts else {})
-    measured = Measured(given.engine, shape, tiny=given.tiny, kv=given.kv, longest=max(n for _, n in given.decode))
+    longest = max(n for _, n in given.decode)
+    measured = Measured(given.engine, shape, tiny=given.tiny, kv=given.kv, longest=longest, weights=given.weights)
     print(f"{name}: first token after {measured.figures['start_s']} s; {measured.figures['how']}", flush=True)
     only = given.only.split(",")
     if "decode" in only:
@@ -243,6 +256,8 @@ def measure(given: argparse.Namespace) -> int:
             if given.profile and given.engine == "graftlm":
                 for kernel, us, launches in measured.profile(rows, context):
                     print(f"    {us:9.1f} us {launches:7.1f}  {kernel}", flush=True)
+    if "prefill" in only:
+        measured.run("prefill, tokens/s", lambda: round(measured.prefill()))
     if "answers" in only:
         measured.run("answers, s", measured.answers)
     if "sampled" in only:
@@ -272,7 +287,7 @@ def compare(given: argparse.Namespace) -> int:
                 command += ["--layers", str(given.layers)] if given.layers else []
                 command += ["--experts", str(given.experts)] if given.experts else []
                 command += ["--profile"] if given.profile else []
-                command += ["--kv", given.kv]
+                command += ["--kv", given.kv, "--weights", given.weights]
                 with (Path(folder) / "errors").open("w+") as errors:
                     code = python_process.run(command, env=os.environ | environment, cwd=ROOT, stderr=errors).returncode
                     errors.seek(0)
@@ -299,6 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--experts", type=int, help="fewer experts than the shape has")
     parser.add_argument("--kv", default="auto", help="CacheConfig.dtype of GraftLM: model, compact, fp8")
+    parser.add_argument("--weights", default="bf16", help="bf16, fp8, fp8-rows, awq, int4-128 or mxfp4")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short prompts, on any device")
     parser.add_argument("--json", type=Path, dest="output", help="write the figures to this file")
     given = parser.parse_args(arguments)
