@@ -143,8 +143,6 @@ def measure(folder: str, ranks: int, options: dict[str, Any]) -> dict[str, Any]:
                     best = min(best, time.perf_counter() - at)
                 assert all(len(answer.token_ids) == options["new"] for answer in answers)
                 note(figures, f"decode_{rows}_ms", round(1e3 * best / options["new"], 3))
-            if options["profile"] and torch.cuda.is_available():
-                print_kernels(lambda p=prompts: runtime.generate(p, max_tokens=17, **greedy), 16)
         if "prefill" in options["only"]:
             best = 1e9
             for seed in (77, 78):
@@ -164,6 +162,11 @@ def measure(folder: str, ranks: int, options: dict[str, Any]) -> dict[str, Any]:
                 runtime.generate(prompts, max_tokens=new, **greedy)
                 best = min(best, time.perf_counter() - at)
             note(figures, "shared_requests_per_s", round(count / best))
+        if options["profile"] and torch.cuda.is_available():
+            for rows in (min(options["rows"]), 64):
+                prompts = prompts_of(rows, options["prompt"], options["vocab"], rows)
+                runtime.generate(prompts, max_tokens=2, **greedy)
+                print_kernels(lambda p=prompts: runtime.generate(p, max_tokens=17, **greedy), 16)
     return figures
 
 
