@@ -14,7 +14,7 @@ from graftlm.core.chat.thinking import learn_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tools import Tool, named_apart
-from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
+from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown, with_own_names
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.request import Request
@@ -49,6 +49,7 @@ def sort_keywords(given: Mapping[str, Any], own: Iterable[str], owner: str) -> t
     Raises ConfigError for a keyword of neither kind, with the nearest name of either.
     """
     known = set(own)
+    given = with_own_names(given)
     reject_unknown(list(given), sorted(known | RUNTIME_OPTIONS), f"{owner} parameter")
     return (
         {name: value for name, value in given.items() if name in known},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache, wraps
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, TypeVar
 
 from graftlm.core.errors import ConfigError, shortened
 from graftlm.core.media.limits import MediaLimits
@@ -73,8 +73,29 @@ _ELSEWHERE = {
     "guided_regex": ("regex", "regex"),
     "guided_choice": ("choices", "choices"),
     "guided_grammar": ("grammar", "grammar"),
+    "num_beams": ("", "gl.beam, a search over continuations"),
+    "generate_kwargs": ("max_tokens", "its entries themselves: max_tokens=, temperature=, top_p=, ..."),
+    "pipeline_kwargs": ("max_tokens", "its entries themselves: max_tokens=, temperature=, top_p=, ..."),
+    "token": ("", "the environment variable HF_TOKEN"),
+    "use_auth_token": ("", "the environment variable HF_TOKEN"),
+    "cache_dir": ("", "the environment variable HF_HUB_CACHE"),
+    "local_files_only": ("", "the environment variable HF_HUB_OFFLINE=1"),
 }
-"""Options of other libraries: the option of GraftLM that does the same, and how to write it."""
+"""Options of other libraries: the option of GraftLM that does the same, "" for what is no option; how to write it."""
+
+_SAME = {"torch_dtype": "dtype", "device_map": "device"}
+"""Options as transformers calls them, and their names here."""
+
+
+def with_own_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a runtime with `torch_dtype` and `device_map`, as transformers calls them, under their names.
+
+    Raises ConfigError for an option that is given under both names.
+    """
+    for theirs, ours in _SAME.items():
+        both = theirs in options and ours in options
+        _check(not both, f"{theirs} and {ours} were both given; they are one option: give {ours}")
+    return {_SAME.get(name, name): value for name, value in options.items()}
 
 
 def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> None:
@@ -83,10 +104,22 @@ def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> Non
         if name not in known:
             option, remedy = _ELSEWHERE.get(name, ("", ""))
             near = near_name(name, known)
-            if option in known:
+            if option in known or (remedy and not option):
                 raise ConfigError(f"unknown {what} {name!r}; use {remedy}")
             hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown {what} {name!r}{hint}")
+
+
+class OneConstructor:
+    """A class that says so where it is built by a constructor of transformers or LangChain."""
+
+    @classmethod
+    def from_pretrained(cls, *_: Any, **__: Any) -> NoReturn:
+        """Raise ConfigError: the class itself is the constructor."""
+        name = cls.__name__
+        raise ConfigError(f"{name} has one constructor, {name} itself: {name}(model=NAME, dtype=..., device=...)")
+
+    from_model_id = from_pretrained
 
 
 def _names_unknown(options: type[_Options]) -> type[_Options]:
@@ -358,10 +391,7 @@ class EngineConfig:
 
         `torch_dtype` and `device_map`, as transformers calls them, set `dtype` and `device`.
         """
-        for theirs, ours in (("torch_dtype", "dtype"), ("device_map", "device")):
-            if theirs in options:
-                _check(ours not in options, f"{theirs} and {ours} were both given; they are one option: give {ours}")
-                options[ours] = options.pop(theirs)
+        options = with_own_names(options)
         reject_unknown(list(options), [f.name for f in fields(cls)], "runtime option")
         return cls(**options)
 

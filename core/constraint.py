@@ -89,7 +89,8 @@ def _end_preparation() -> None:
     for thread in threads:
         interrupt(thread)
     for thread in threads:
-        thread.join(EXIT_WAIT_S)
+        if thread.ident is not None:  # Python starts no thread once it exits
+            thread.join(EXIT_WAIT_S)
 
 
 def _prepare(tokenizer: Tokenizer) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, overload
 
 import numpy as np
 
-from graftlm.core.config import EngineConfig, SamplingOptions, SamplingParams
+from graftlm.core.config import EngineConfig, OneConstructor, SamplingOptions, SamplingParams
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
 from graftlm.core.model.source import ModelSource, check_model
@@ -96,7 +96,7 @@ CONSTRAINT_WAIT_S = 1.0
 """Seconds to wait for the compilation of constraints while weights load, so that an error comes before them."""
 
 
-class Runtime:
+class Runtime(OneConstructor):
     """A model, ready for requests from anywhere in the process.
 
     model      a Hugging Face id, a local folder, a GGUF file, "ollama:NAME", "sprout" (the embedded model), or a

@@ -105,6 +105,8 @@ _HOME = {
     "graftlm.core.semantic_cache.semantic_cache": ("SemanticCache",),
     "graftlm.core.program.select": ("Selection",),
 }
+_ELSEWHERE = ("AutoModelForCausalLM", "Engine", "LLM", "Llama", "Model", "from_pretrained", "load", "pipeline")
+"""Names by which other libraries load a model."""
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
@@ -116,7 +118,8 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULE_OF:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     else:
-        raise AttributeError(f"module 'graftlm' has no attribute {name!r}")
+        remedy = "; the class to begin with is graftlm.Runtime" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module 'graftlm' has no attribute {name!r}{remedy}")
     globals()[name] = value
     return value
 

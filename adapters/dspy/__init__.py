@@ -12,6 +12,9 @@ dspy.configure(lm=GraftLM("sprout"), adapter=GraftAdapter())
 from graftlm.adapters.dspy.adapter import GraftAdapter
 from graftlm.adapters.dspy.engine import AsyncEngine, Engine
 from graftlm.adapters.dspy.lm import GraftLM
+from graftlm.adapters.dspy.provider import register
 from graftlm.adapters.dspy.sharing import BestOfN
+
+register()
 
 __all__ = ["AsyncEngine", "BestOfN", "Engine", "GraftAdapter", "GraftLM"]

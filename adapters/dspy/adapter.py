@@ -14,8 +14,8 @@ from dspy import lm15
 from dspy.adapters.base import Adapter
 from dspy.clients.call_result import legacy_output
 from graftlm.adapters.dspy import wire as wire
-from graftlm.adapters.dspy.engine import Engine
 from graftlm.adapters.dspy.field_order import FieldOrder
+from graftlm.adapters.dspy.provider import runs_here
 from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.core.call_options import keywords_of
 from graftlm.core.config import reject_unknown
@@ -152,7 +152,7 @@ class _Plan:
     @classmethod
     def of(cls, adapter: Any, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> _Plan | None:
         """Return the plan; None without a scaffold: for another engine, tools, or a format that the caller chose."""
-        if not isinstance(getattr(lm, "engine", None), Engine) or lm.model_type != "chat":
+        if not runs_here(lm) or lm.model_type != "chat":
             return None
         if lm_kwargs.get("response_format") or lm.kwargs.get("response_format"):
             return None

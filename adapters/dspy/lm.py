@@ -9,6 +9,7 @@ import dspy
 from graftlm.adapters.dspy.engine import AsyncEngine, Engine
 from graftlm.adapters.dspy.sharing import sharing
 from graftlm.core.call_options import check_given, keywords_of, sort_keywords
+from graftlm.core.config import OneConstructor
 from graftlm.core.errors import ConfigError
 from graftlm.core.runtime import Runtime
 
@@ -19,7 +20,7 @@ _CALL_OPTIONS = frozenset(
 """Options that a call may set, and the constructor for all calls."""
 
 
-class GraftLM(dspy.LM):
+class GraftLM(OneConstructor, dspy.LM):
     """`dspy.LM` over a model in this process, or with `base_url=` at an endpoint, with both engines set.
 
     model        a Hugging Face id, a local folder, a GGUF file, "sprout", or a loaded transformers model.

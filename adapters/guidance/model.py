@@ -10,6 +10,7 @@ from graftlm.adapters.guidance.lazy import Task
 from graftlm.adapters.guidance.remote import RemoteEngine, RemoteInterpreter
 from graftlm.adapters.guidance.streaming import GraftStream
 from graftlm.core.call_options import check_given, keywords_of, sort_keywords
+from graftlm.core.config import OneConstructor
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.ledger.usage import RemoteUsage
 from graftlm.core.runtime import Runtime
@@ -19,7 +20,7 @@ from guidance.models import Model
 from guidance.models._base._model import _event_queues
 
 
-class GraftModel(Model):
+class GraftModel(OneConstructor, Model):
     """A guidance model. `+` returns a new object; all objects share one engine and its KV.
 
     model              a Hugging Face id, a local folder, a GGUF file, "sprout", or a loaded model.

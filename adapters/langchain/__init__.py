@@ -20,6 +20,22 @@ from graftlm.adapters.langchain.llm import GraftLLM
 __all__ = ["ChatGraftLM", "GraftDecisionModel", "GraftLLM"]
 
 
+def _register() -> None:
+    """Add "graftlm" to the table of `init_chat_model` and `create_agent`, if langchain is installed.
+
+    langchain 1.4 and 1.5 have no public way to add a provider; without the table only `"graftlm:MODEL"` is lost.
+    """
+    try:
+        from langchain.chat_models import base
+    except ImportError:
+        return
+    providers: dict[str, Any] = getattr(base, "_BUILTIN_PROVIDERS", {})
+    providers.setdefault("graftlm", ("graftlm.adapters.langchain", "ChatGraftLM", lambda cls, **given: cls(**given)))
+
+
+_register()
+
+
 def __getattr__(name: str) -> Any:
     if name != "GraftDecisionModel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

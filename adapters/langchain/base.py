@@ -11,7 +11,7 @@ from langchain_core.utils import secret_from_env
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from graftlm.core import call_options
-from graftlm.core.config import SamplingParams
+from graftlm.core.config import OneConstructor, SamplingParams
 from graftlm.core.errors import GraftError
 from graftlm.core.request import Usage
 from graftlm.core.runtime import Runtime
@@ -20,7 +20,7 @@ CALL_OPTIONS = ("model", "stream", "stream_usage", "ls_structured_output_format"
 """Keywords of a call that are not sampling parameters and that every model accepts."""
 
 
-class GraftSettings(BaseModel):
+class GraftSettings(OneConstructor, BaseModel):
     """The parameters of a model object. None selects GraftLM's default of a sampling parameter.
 
     runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.

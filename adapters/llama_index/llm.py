@@ -21,7 +21,7 @@ from graftlm.adapters.llama_index.structured import StructuredPrediction
 from graftlm.core import call_options
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tools import Tool
-from graftlm.core.config import SamplingParams
+from graftlm.core.config import OneConstructor, SamplingParams
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.grammar.python_types.pydantic_schema import class_schema
 from graftlm.core.request import Request
@@ -53,7 +53,7 @@ _TOLERANCE = 1.02
 _compared: set[tuple[int, str]] = set()
 
 
-class GraftLLM(StructuredPrediction):
+class GraftLLM(OneConstructor, StructuredPrediction):
     """An LLM on GraftLM's runtime: all eight methods are native, and no state is bound to one event loop.
 
     Construction is cheap: weights load with the first call, and models of one name share one engine. Sampling

@@ -11,6 +11,7 @@ import pytest
 
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingOptions, SamplingParams, SchedulerConfig
 from graftlm.core.errors import ConfigError
+from graftlm.core.runtime import Runtime
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,12 @@ def test_one_stop_string_is_a_list_of_one() -> None:
         (CacheConfig, {"max_token": 1}, "unknown option of CacheConfig 'max_token'; did you mean 'max_tokens'"),
         (SchedulerConfig, {"polcy": "lpm"}, "did you mean 'policy'"),
         (SamplingParams.from_options, {"max_new_tokens": 1}, "'max_new_tokens'; use max_tokens"),
+        (EngineConfig.from_options, {"token": "x"}, "'token'; use the environment variable HF_TOKEN"),
+        (
+            Runtime.from_pretrained,
+            {"torch_dtype": "auto"},
+            r"Runtime has one constructor, Runtime itself: Runtime\(model=",
+        ),
     ],
 )
 def test_a_wrong_engine_value_is_named_with_what_it_must_be(

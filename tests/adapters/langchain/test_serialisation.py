@@ -1,4 +1,4 @@
-"""`dumps` and `loads` of langchain_core: settings survive, keys and runtimes stay out."""
+"""LangChain's own ways to a model: `dumps` and `loads` keep settings, not keys; `init_chat_model` knows "graftlm"."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def test_a_model_is_written_and_read(kind: type[ChatGraftLM | GraftLLM], monkeyp
     again = loads(text, allowed_objects=[kind], valid_namespaces=["graftlm"], secrets_from_env=True)
     assert type(again) is kind
     assert again == model
+
+
+def test_langchain_builds_a_model_by_its_provider() -> None:
+    from langchain.agents import create_agent
+    from langchain.chat_models import init_chat_model
+
+    model = init_chat_model("graftlm:sprout", temperature=0.5, torch_dtype="float32", device_map="cpu")
+    assert model == ChatGraftLM(model="sprout", temperature=0.5, dtype="float32", device="cpu")
+    assert create_agent("graftlm:sprout", tools=[]) is not None
 
 
 def test_a_running_runtime_is_not_written() -> None:
