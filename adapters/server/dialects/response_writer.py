@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from graftlm.adapters.server.dialects.response_tools import Origin, call_item
 from graftlm.adapters.server.dialects.responses import ResponsesBody
 from graftlm.adapters.server.dialects.stream import Call, Item, ItemReader, Piece, Thought, items_of, named_event
 from graftlm.adapters.server.http.errors import ApiError
@@ -34,6 +35,7 @@ class ResponseWriter:
         self._on_end = on_end
         self._head = {"id": response_id, "object": "response", "created_at": int(time.time()), "model": model}
         self._echoed = body.echoed()
+        self._origins = body.read_tools.origins
         self._reader = ItemReader(form, request.thinking)
         self._ids: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None
@@ -52,9 +54,7 @@ class ResponseWriter:
         output = []
         for index, item in enumerate(items):
             logprobs = done.logprobs if isinstance(item, str) else None
-            output.append(
-                _item(item, self._id(index, item), state if index == len(items) - 1 else "completed", logprobs)
-            )
+            output.append(self._item(index, item, state if index == len(items) - 1 else "completed", logprobs))
         return self._end(output, done.finish_reason, done.usage)
 
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
@@ -80,7 +80,7 @@ class ResponseWriter:
             yield self._event("response.output_text.delta", **at, content_index=0, logprobs=logprobs)
         elif isinstance(piece.item, Thought):
             yield self._event("response.reasoning_text.delta", **at, content_index=0)
-        else:
+        elif not self._is_custom(piece.item):  # the text of a custom tool is read from the whole arguments
             yield self._event("response.function_call_arguments.delta", **at)
 
     def ended(self, number: int, completion: Completion) -> Iterator[bytes]:
@@ -119,7 +119,7 @@ class ResponseWriter:
     def _open(self, piece: Piece) -> Iterator[bytes]:
         """Yield the events that begin an item."""
         item: Item = Call(piece.item.id, piece.item.name) if isinstance(piece.item, Call) else type(piece.item)()
-        shown = _item(item, self._id(piece.index, item), "in_progress", None)
+        shown = self._item(piece.index, item, "in_progress", None)
         parts = shown.pop("content", None)
         listed = shown if parts is None else {**shown, "content": []}
         yield self._event("response.output_item.added", output_index=piece.index, item=listed)
@@ -133,7 +133,10 @@ class ResponseWriter:
             return
         item = self._written(index, state)
         at = {"item_id": item["id"], "output_index": index}
-        if item["type"] == "function_call":
+        if item["type"] == "custom_tool_call":
+            yield self._event("response.custom_tool_call_input.delta", **at, delta=item["input"])
+            yield self._event("response.custom_tool_call_input.done", **at, input=item["input"])
+        elif item["type"] == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}
             yield self._event("response.function_call_arguments.done", **at, **done)
         else:
@@ -145,7 +148,15 @@ class ResponseWriter:
 
     def _written(self, index: int, state: str) -> dict[str, Any]:
         item = self._reader.items[index]
-        return _item(item, self._id(index, item), state, self._logprobs if isinstance(item, str) else None)
+        return self._item(index, item, state, self._logprobs if isinstance(item, str) else None)
+
+    def _item(self, index: int, item: Item, status: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        origin = self._origins.get(item.name) if isinstance(item, Call) else None
+        return _item(item, self._id(index, item), status, logprobs, origin)
+
+    def _is_custom(self, call: Call) -> bool:
+        origin = self._origins.get(call.name)
+        return origin is not None and origin.custom
 
     def _id(self, index: int, item: Item) -> str:
         while len(self._ids) <= index:
@@ -160,17 +171,18 @@ class ResponseWriter:
 _PREFIXES = {str: "msg_", Thought: "rs_", Call: "fc_"}
 
 
-def _item(item: Item, item_id: str, status: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+def _item(
+    item: Item, item_id: str, status: str, logprobs: Sequence[TokenLogprob] | None, origin: Origin | None
+) -> dict[str, Any]:
     if isinstance(item, Thought):
         part = {"type": "reasoning_text", "text": item.text}
         return {"id": item_id, "type": "reasoning", "summary": [], "status": status, "content": [part]}
     if isinstance(item, str):
         part = _part(item, [_logprob(one) for one in logprobs or ()])
         return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
-    call = {"call_id": item.id, "name": item.name, "arguments": item.arguments}
     if status == "completed" and not item.valid:
         status = "incomplete"
-    return {"id": item_id, "type": "function_call", "status": status, **call}
+    return {"id": item_id, "status": status, "call_id": item.id, **call_item(origin, item.name, item.arguments)}
 
 
 def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

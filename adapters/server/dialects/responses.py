@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from graftlm.adapters.server.dialects.response_tools import Origin, ResponseTools
 from graftlm.adapters.server.endpoints.chat import ChatBody
 from graftlm.core.chat.messages import media_part, objects_of
 from graftlm.core.errors import ConfigError
@@ -75,6 +77,12 @@ class ResponsesBody(BaseModel):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     max_tool_calls: int | None = None
+    client_metadata: dict[str, Any] | None = None
+
+    @cached_property
+    def read_tools(self) -> ResponseTools:
+        """The tools as functions of the chat. Raises ConfigError with a tool's index."""
+        return ResponseTools.read(self.tools or ())
 
     def to_messages(self) -> list[dict[str, Any]]:
         """Return the messages of `input`, in the form of chat completions. Raises ConfigError with an item's index."""
@@ -100,8 +108,8 @@ class ResponsesBody(BaseModel):
             logprobs=logprobs,
             top_logprobs=(self.top_logprobs or 0) if logprobs else None,
             response_format=format_,
-            tools=[_tool(tool, index) for index, tool in enumerate(self.tools)] if self.tools else None,
-            tool_choice=self.tool_choice,
+            tools=self.read_tools.functions or None,
+            tool_choice=self.read_tools.choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning.effort if self.reasoning is not None else None,
         )
@@ -120,7 +128,7 @@ class ResponsesBody(BaseModel):
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "text": {"format": (self.text.format if self.text else None) or {"type": "text"}},
             "tool_choice": "auto" if self.tool_choice is None else self.tool_choice,
-            "tools": [{"strict": None, "parameters": None, **tool} for tool in self.tools or ()],
+            "tools": self.read_tools.shown,
             "truncation": self.truncation or "disabled",
             "metadata": self.metadata or {},
             "user": self.user,
@@ -141,11 +149,15 @@ def _message(item: Mapping[str, Any], index: int) -> dict[str, Any]:
             if role not in ("user", "assistant", "system", "developer"):
                 raise ConfigError(f"input[{index}] has role {role!r}; give user, assistant, system or developer")
             return {"role": "system" if role == "developer" else role, "content": _content(item.get("content"), index)}
-        case "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+        case "function_call" | "custom_tool_call":
+            arguments = item.get("arguments") or "{}"
+            if kind == "custom_tool_call":
+                arguments = json.dumps({"input": item.get("input")})
+            name = Origin(str(item.get("name")), item.get("namespace")).function
+            function = {"name": name, "arguments": arguments}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             return {"role": "assistant", "content": "", "tool_calls": [call]}
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             output = item.get("output")
             content = output if isinstance(output, str | list) else json.dumps(output)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(content, index)}
@@ -153,7 +165,8 @@ def _message(item: Mapping[str, Any], index: int) -> dict[str, Any]:
             text = _text(objects_of(item.get("content"), f"input[{index}]", "content"))
             return {"role": "assistant", "content": "", "reasoning": text}
     raise ConfigError(
-        f"input[{index}] has type {kind!r}; this server reads message, function_call, function_call_output, reasoning"
+        f"input[{index}] has type {kind!r}; this server reads message, reasoning, function_call, custom_tool_call and "
+        "the outputs of both"
     )
 
 
@@ -202,12 +215,3 @@ def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content or ())
-
-
-def _tool(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise ConfigError(
-            f"tools[{index}] has type {tool.get('type')!r}; this server calls function tools only: leave it out"
-        )
-    function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-    return {"type": "function", "function": function}

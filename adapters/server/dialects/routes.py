@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 import graftlm
 from graftlm.adapters.server.access import access_of
+from graftlm.adapters.server.bodies import MAX_IGNORED
 from graftlm.adapters.server.dialects import messages, ollama
 from graftlm.adapters.server.dialects.messages import CountBody, MessagesBody, MessageWriter
 from graftlm.adapters.server.dialects.ollama import GenerateBody, OllamaChatBody, OllamaWriter
@@ -85,6 +86,8 @@ class Responses:
             raise ApiError(400, "background needs stream=false and store=true", param="background")
         before = self._history(body, caller)
         chat = _translated(lambda: body.to_chat(before), fields)
+        record = access_of(http.scope)
+        record.ignored = (*record.ignored, *body.read_tools.ignored)[:MAX_IGNORED]
         request, form, _ = await server.prepared(chat, fields)
         items = (
             [{"type": "message", "role": "user", "content": body.input}] if isinstance(body.input, str) else body.input

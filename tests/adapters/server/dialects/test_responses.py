@@ -94,6 +94,32 @@ def test_a_tool_is_called_and_its_output_read_in_the_next_turn(client: openai.Op
     assert second.usage.input_tokens == by_hand.usage.input_tokens > first.usage.input_tokens
 
 
+def test_the_tools_of_coding_agents_are_called_in_their_own_form_and_hosted_ones_left_out(
+    client: openai.OpenAI,
+) -> None:
+    inside = {"type": "namespace", "name": "sky", "description": "of the sky", "tools": [WEATHER]}
+    given: dict[str, Any] = {"tool_choice": "required", "max_output_tokens": 60}
+    tools: list[Any] = [inside, {"type": "web_search", "external_web_access": False}]
+    body = {"client_metadata": {"agent": "one"}}
+    asked: dict[str, Any] = {"model": "sprout", "input": "Weather in Oslo?", "tools": tools, "extra_body": body}
+    raw = client.responses.with_raw_response.create(**asked, **given)
+    assert raw.headers["x-ignored-fields"] == "tools[1].web_search"
+    response: Any = raw.parse()
+    (call,) = response.output
+    assert (call.type, call.namespace, call.name) == ("function_call", "sky", "weather")
+    assert [tool.type for tool in response.tools] == ["namespace"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+    assert ask(client, [output], previous_response_id=response.id, tools=tools).output_text
+
+    tools = [{"type": "custom", "name": "shell", "description": "runs a command"}]
+    events = list(ask(client, "List the files.", stream=True, tools=tools, **given))
+    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    (custom,) = events[-1].response.output
+    assert (custom.type, custom.name, custom.input) == ("custom_tool_call", "shell", done.input)
+    output = {"type": "custom_tool_call_output", "call_id": custom.call_id, "output": "a.txt"}
+    assert ask(client, [{"role": "user", "content": "List the files."}, custom, output], tools=tools).output_text
+
+
 def test_a_streamed_call_arrives_in_pieces(client: openai.OpenAI) -> None:
     given: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "required", "max_output_tokens": 60}
     events = list(ask(client, "Weather in Oslo?", stream=True, **given))
@@ -137,7 +163,9 @@ def test_a_background_response_is_polled_and_one_is_cancelled(client: openai.Ope
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"tools": [{"type": "websearch"}]}, "websearch"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "does not run"),
+        ({"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar"}}]}, "format"),
         ({"input": [{"type": "computer_call"}]}, "computer_call"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input_file"),
         ({"temperature": -1}, "temperature"),
