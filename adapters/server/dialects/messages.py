@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -43,8 +44,9 @@ class CountBody(BaseModel):
 
     thinking: dict[str, Any] | None = None
 
-    # Accepted without an effect: every prefix is cached.
+    # Accepted without an effect: every prefix is cached, and a prompt that is too long is an error.
     cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
     speed: str | None = None
 
     def to_messages(self) -> list[dict[str, Any]]:
@@ -53,7 +55,14 @@ class CountBody(BaseModel):
         return [*system, *(turn for index, message in enumerate(self.messages) for turn in _turns(message, index))]
 
     def to_tools(self) -> list[dict[str, Any]] | None:
-        return [_tool(tool, index) for index, tool in enumerate(self.tools)] if self.tools else None
+        tools = [_tool(tool, index) for index, tool in enumerate(self.tools or ()) if not _hosted(tool)]
+        return tools or None
+
+    @property
+    def ignored(self) -> list[str]:
+        """The paths of the tools that are left out, and `context_management` where it is given."""
+        tools = [f"tools[{i}].{tool['type']}" for i, tool in enumerate(self.tools or ()) if _hosted(tool)]
+        return [*tools, *(["context_management"] if self.context_management else [])]
 
     def thinking_fields(self) -> dict[str, Any]:
         """Return `thinking` as fields of a chat request; without it the model thinks as its chat template says."""
@@ -109,6 +118,7 @@ class MessagesBody(CountBody):
             tools=self.to_tools(),
             tool_choice=self.tool_choice if self.tools else None,
             parallel_tool_calls=parallel,
+            reasoning_effort=(self.output_config or {}).get("effort"),
             add_generation_prompt=not continued,
             continue_final_message=continued,
             **self.thinking_fields(),
@@ -173,6 +183,16 @@ def _result(block: Mapping[str, Any], where: str) -> str | list[Any]:
     text = _text(content if isinstance(content, str) else [one for one in blocks if one not in pictures], where)
     text = f"Error: {text}" if block.get("is_error") else text
     return [{"type": "text", "text": text}, *pictures] if pictures else text
+
+
+_HOSTED = re.compile(
+    r"(advisor|bash|code_execution|computer|mcp_toolset|memory|text_editor|tool_search_tool\w*|web_fetch|web_search)(_\d{8})?"
+)
+"""Types of tools without a schema: Anthropic's servers run them, or its models are trained on their calls."""
+
+
+def _hosted(tool: Mapping[str, Any]) -> bool:
+    return _HOSTED.fullmatch(str(tool.get("type"))) is not None and "input_schema" not in tool
 
 
 def _tool(tool: Mapping[str, Any], index: int) -> dict[str, Any]:

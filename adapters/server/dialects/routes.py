@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +86,7 @@ class Responses:
             raise ApiError(400, "background needs stream=false and store=true", param="background")
         before = self._history(body, caller)
         chat = _translated(lambda: body.to_chat(before), fields)
-        record = access_of(http.scope)
-        record.ignored = (*record.ignored, *body.read_tools.ignored)[:MAX_IGNORED]
+        _ignored(http, body.read_tools.ignored)
         request, form, _ = await server.prepared(chat, fields)
         items = (
             [{"type": "message", "role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
@@ -174,6 +173,7 @@ class Messages:
         server = self._server
         body = await server.read(http, MessagesBody)
         fields = field_names(MessagesBody)
+        _ignored(http, body.ignored)
         request, form, _ = await server.prepared(_translated(body.to_chat, fields), fields)
         writer = MessageWriter(
             f"msg_{secrets.token_hex(12)}", body.model or server.model_names[0], form, request.thinking
@@ -249,6 +249,12 @@ def _answer(
 def _caller(http: HttpRequest) -> str:
     """Return the namespace of the caller's API key."""
     return access_of(http.scope).namespace
+
+
+def _ignored(http: HttpRequest, paths: Sequence[str]) -> None:
+    """Add paths of the body to those that the header and the log list as ignored."""
+    record = access_of(http.scope)
+    record.ignored = (*record.ignored, *paths)[:MAX_IGNORED]
 
 
 def _ignore(response: dict[str, Any]) -> None:

@@ -75,6 +75,15 @@ def test_a_tool_is_called_and_its_result_read(claude: anthropic.Anthropic) -> No
     assert same.input == call.input
 
 
+def test_a_tool_that_anthropics_servers_run_is_left_out_and_named(claude: anthropic.Anthropic) -> None:
+    hosted: Any = {"type": "web_search_20250305", "name": "web_search"}
+    managed = {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}
+    given: dict[str, Any] = {"model": "sprout", "max_tokens": 60, "extra_body": managed, "messages": ASK}
+    raw = claude.messages.with_raw_response.create(tools=[hosted, WEATHER], tool_choice={"type": "any"}, **given)
+    assert raw.headers["x-ignored-fields"] == "tools[0].web_search_20250305, context_management"
+    assert [block.name for block in raw.parse().content if block.type == "tool_use"] == ["weather"]
+
+
 def test_the_assistants_last_turn_is_continued(claude: anthropic.Anthropic) -> None:
     begun = [*ASK, {"role": "assistant", "content": "Mara is"}]
     assert ask(claude, begun, max_tokens=4).content[0].text
@@ -89,7 +98,7 @@ def test_tokens_are_counted(claude: anthropic.Anthropic) -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
+        ({"tools": [{"type": "web_surf_20250305", "name": "web_surf"}]}, "web_surf"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "document"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"extra_body": {"n": 2}}, "n"),
