@@ -52,7 +52,7 @@ def _served(model: str, log: Path, attacks: Iterable[str], more_mb: float, secon
     with log.open("wb") as file, python_process.start(command, stdout=file, stderr=file) as server:
         try:
             port = _port(log)
-            _took_ms(port, seconds)
+            took_ms(port, seconds)
             for name in attacks:
                 yield from _attacked(name, port, server.pid, seconds, more_mb)
         finally:
@@ -60,15 +60,15 @@ def _served(model: str, log: Path, attacks: Iterable[str], more_mb: float, secon
 
 
 def _attacked(name: str, port: int, pid: int, seconds: float, most_mb: float) -> Iterator[Row]:
-    before, before_mb = _took_ms(port, seconds), _memory_mb(pid)
+    before, before_mb = took_ms(port, seconds), _memory_mb(pid)
     command = ("-m", "bench.hostile.attacks", name, str(port), str(seconds + 1))
     with python_process.start(command, stdout=subprocess.PIPE) as attacker:
         assert attacker.stdout is not None
         attacker.stdout.readline()  # it has prepared its bytes
         time.sleep(0.5)
-        during = _took_ms(port, seconds)
+        during = took_ms(port, seconds)
         attacker.wait()
-    without = before + _took_ms(port, seconds)
+    without = before + took_ms(port, seconds)
     base, middle = statistics.median(without), statistics.median(during)
     what = f"{name}: p50 of a steady client"
     yield Row("attacks", what, middle, "ms", baseline=base, ratio=middle / base, floor=1.2, at_most=True)
@@ -92,7 +92,7 @@ def _memory_mb(pid: int) -> float:
     return int(found.group(1)) / 1024
 
 
-def _took_ms(port: int, seconds: float) -> list[float]:
+def took_ms(port: int, seconds: float) -> list[float]:
     """Return the times of small requests, one after the other. Raises for a status other than 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body, headers = json.dumps(CHAT), {"content-type": "application/json"}
