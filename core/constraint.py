@@ -72,7 +72,7 @@ def vocabulary_of(tokenizer: Tokenizer, markers: tuple[str, ...] = ()) -> Vocabu
 
 
 def prepare_constraints(tokenizer: Tokenizer) -> None:
-    """Prepare what the first constraint needs, in threads, while a model is loaded. Returns at once.
+    """Prepare what the first constraint needs, in a thread, once a model is loaded. Returns at once.
 
     These are the grammar modules, the trie over the vocabulary, and the loops whose object code is ready; loops that
     have none are compiled after the first constraint. Only the time of the first constrained request depends on it.

@@ -111,7 +111,6 @@ def build_local(
 
     check_tiers(config)
     registry = manager.load()
-    prepare_constraints(tokenizer)
     fit_threads(config.tensor_parallel)  # before weights are packed, in a layout that may depend on their number
     lease, crew = ModelLease(model), None
     try:
@@ -148,6 +147,7 @@ def build_local(
     owned = replace(spec, close=close)
     if contention is not None:
         owned = replace(owned, count_step=contention.add)
+    prepare_constraints(tokenizer)  # not before: it would hold Python's lock while the model is loaded
     return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
 
 

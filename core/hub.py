@@ -1,21 +1,36 @@
-"""Reachability of the Hugging Face hub: whether model files are requested from it or read from the local cache only.
+"""The Hugging Face hub: whether model files are requested from it or read from the local cache only, and from where.
 
 The hub's own client requests each file six times before it reads the cache, 30 s per file without a network.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 TIMEOUT_S = 5.0
 """Timeout of the request to the hub, in seconds."""
 
 _FRESH_S = 60.0
-_asked: dict[str, tuple[float, str | None]] = {}
-"""For each model the time of the last request to the hub, and the reason of its failure, or None."""
+
+
+class _Answer(NamedTuple):
+    """The hub's answer about a model: the reason of a failure, else the commit of its main branch where it is known."""
+
+    at_s: float
+    failure: str | None = None
+    commit: str | None = None
+
+
+_asked: dict[str, _Answer] = {}
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_OPTIONAL = ("generation_config.json", "tokenizer_config.json")
 
 
 def only_local(source: str) -> bool:
@@ -28,12 +43,48 @@ def unreachable(model_id: str) -> str | None:
 
     Sends at most one request a minute.
     """
+    return _answer(model_id).failure
+
+
+def _answer(model_id: str) -> _Answer:
     known = _asked.get(model_id)
-    if known is not None and time.monotonic() - known[0] < _FRESH_S:
-        return known[1]
-    reason = _ask(model_id)
-    _asked[model_id] = time.monotonic(), reason
-    return reason
+    if known is None or time.monotonic() - known.at_s >= _FRESH_S:
+        known = _asked[model_id] = _ask(model_id)
+    return known
+
+
+def complete_folder(model_id: str) -> str | None:
+    """Return the folder of a model in the hub's cache; None unless it has the hub's newest files, and all of them.
+
+    A hub that cannot be reached leaves what the cache has. None too for models with code or with pictures, which read
+    further files later.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(OSError, ValueError):
+        answer = _answer(model_id)
+        if answer.failure is None and answer.commit is None:
+            return None
+        found = try_to_load_from_cache(model_id, "config.json", revision=answer.commit)
+        if not isinstance(found, str):
+            return None
+        config = json.loads(Path(found).read_text(encoding="utf-8"))
+        folder = Path(found).parent
+        known = answer.failure is not None or all(
+            try_to_load_from_cache(model_id, name, revision=answer.commit) is not None for name in _OPTIONAL
+        )
+        has_text = any((folder / name).is_file() for name in _TOKENIZERS)
+        if known and has_text and _has_weights(folder) and not {"auto_map", "vision_config"} & config.keys():
+            return str(folder)
+    return None
+
+
+def _has_weights(folder: Path) -> bool:
+    index = folder / "model.safetensors.index.json"
+    names: Iterable[str] = ("model.safetensors",)
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return all((folder / name).is_file() for name in names)
 
 
 def why_not(source: str, error: Exception) -> str:
@@ -60,19 +111,21 @@ def near_names(model: str) -> list[str]:
     return [] if model in cached else get_close_matches(model, ["sprout", *cached], cutoff=0.75)
 
 
-def _ask(model_id: str) -> str | None:
+def _ask(model_id: str) -> _Answer:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
+    failure = None
     try:
-        get_hf_file_metadata(
+        found = get_hf_file_metadata(
             hf_hub_url(model_id, "config.json", endpoint=os.environ.get("HF_ENDPOINT")), timeout=TIMEOUT_S
         )
+        return _Answer(time.monotonic(), commit=found.commit_hash)
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", 0)
-        return f"it answers {status}" if status >= 500 else None
+        failure = f"it answers {status}" if status >= 500 else None
     except ValueError:  # not a valid id of a hub: reading the files raises the error
-        return None
+        pass
     except Exception as error:  # the client's errors differ between its versions; the system's are OSErrors
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no answer'}"
-    return None
+        failure = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no answer'}"
+    return _Answer(time.monotonic(), failure)

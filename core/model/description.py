@@ -13,7 +13,7 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
-from graftlm.core.hub import near_names, only_local, unreachable, why_not
+from graftlm.core.hub import complete_folder, near_names, only_local, unreachable, why_not
 from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.gguf.folder import description_folder, find_gguf
 from graftlm.core.model.known_models import find
@@ -28,7 +28,7 @@ _UNLIMITED = 32_768
 
 
 def resolve(model: str | os.PathLike[str], *, verify: bool = False, revision: str | None = None) -> str:
-    """Resolve a model name to a folder or Hugging Face id.
+    """Resolve a model name to a folder, or to a Hugging Face id whose files are not all in the cache.
 
     A GGUF file has a folder that describes it (gguf/folder.py).
 
@@ -60,7 +60,7 @@ def resolve(model: str | os.PathLike[str], *, verify: bool = False, revision: st
         )
     if "/" not in name and "sprout" in (near := near_names(name)):
         raise ModelError(f"there is no model {name!r}; did you mean {' or '.join(map(repr, near))}?")
-    return name if revision is None else _snapshot(name, revision)
+    return (complete_folder(name) or name) if revision is None else _snapshot(name, revision)
 
 
 _MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]

@@ -27,7 +27,7 @@ def model_fingerprint(model: Any, config: EngineConfig) -> str:
     Guarantee: other names, shapes, dtypes or offsets of tensors, another small file, or another byte in the sampled
     pieces yield another fingerprint, but for one chance in 2^64. Every tensor is sampled, so a fine-tune that changes
     whole tensors has another fingerprint; a change of a few values within one large tensor may not. The digest of a
-    Hugging Face id is that of its commit, or of the id itself if its files are not on this machine.
+    Hugging Face id whose files are not all on this machine is that of its commit, or of the id itself.
     """
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{config.dtype} {config.quantization} {config.strict} {config.cache.dtype}".encode())

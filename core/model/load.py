@@ -95,7 +95,9 @@ def load_model(
         if learned is not None and loaded.lane == "paged":
             learned()
         if record is not None and loaded.lane == "paged" and not loaded.fusions.num_refused:
-            record.keep(hf_model)
+            record = record if record.key is not None else _record_of(model, config, device)  # files were downloaded
+            if record is not None:
+                record.keep(hf_model)
         give_back()
     return loaded
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -149,6 +151,37 @@ except gl.ModelError as error:
     with Runtime(snapshot, device="cpu") as runtime:
         expected = runtime.generate([5, 6, 7], max_tokens=5, temperature=0, ignore_eos=True)
     assert found.stdout == f"{expected.token_ids}\n"
+    later = """
+import sys
+import graftlm as gl
+with gl.Runtime("someone/tiny", device="cpu") as runtime:
+    print(runtime.generate([5, 6, 7], max_tokens=5, temperature=0, ignore_eos=True).token_ids)
+assert "transformers" not in sys.modules  # the first load left a record
+"""
+    again = run(later, tmp_path)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert again.stdout == found.stdout
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_folder_in_the_cache_stands_for_its_id_only_if_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda _, name, revision: str(tmp_path / name))
+    monkeypatch.setattr(hub, "_ask", lambda _: hub._Answer(time.monotonic(), commit="0123"))
+    assert hub.complete_folder(NAME) is None
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "one.safetensors").touch()
+    assert hub.complete_folder(NAME) is None
+    (tmp_path / "two.safetensors").touch()
+    assert hub.complete_folder(NAME) == str(tmp_path)
+    (tmp_path / "config.json").write_text('{"auto_map": {}}')
+    assert hub.complete_folder(NAME) is None
 
 
 def test_a_model_that_is_not_there_is_an_error_that_names_the_hub(tmp_path: Path) -> None:
