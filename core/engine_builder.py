@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
-from graftlm.core.kv.memory import num_states, pool_size, step_tokens
+from graftlm.core.kv.memory import large_blocks_mapped, num_states, pool_size, step_tokens, trim_heap
 from graftlm.core.kv.prefix_cache import SnapshotLane
 from graftlm.core.kv.tiers.build import check_tiers, folder_tier, host_tier, refuse_tiers
 from graftlm.core.kv.tiers.context import weights_identity
@@ -121,7 +121,7 @@ def build_local(
 
             crew = Crew.of(model, config, wake)
             config = replace(config, device=str(crew.ranks.device))
-        with loading_for(crew.ranks if crew is not None else None):
+        with loading_for(crew.ranks if crew is not None else None), large_blocks_mapped():
             loaded = registry.models[config.loader](model, config, tokenizer)
             if keeps and isinstance(model, str):
                 identity = weights_identity(model)  # its files may have been downloaded
@@ -143,6 +143,7 @@ def build_local(
             lease.release()
             if contention is not None:
                 contention.close()
+                trim_heap()
 
     owned = replace(spec, close=close)
     if contention is not None:

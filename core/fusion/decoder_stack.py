@@ -34,7 +34,7 @@ def stack_layers(loaded: LoadedModel, difference: Callable[[], str | None]) -> N
         if not loaded.fusions.unfused:  # `unfused` gives the reason already
             loaded.fusions.reasons["decode steps are not one call"] = reason
     if loaded.stack is not None:
-        move_later(loaded.stack.memory)
+        move_later(loaded.stack.memory, loaded.stack)
 
 
 def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:

@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import gc
 import math
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +72,53 @@ def give_back() -> None:
         torch_library().mkl_serv_free_buffers()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def large_blocks_mapped() -> Iterator[None]:
+    """Let glibc map each block of 256 KiB or more on its own while a model is loaded, on all threads.
+
+    A mapped block returns to the system when it is freed. By default glibc soon keeps blocks of up to 32 MiB in heaps,
+    one for each thread, and up to 64 MiB of free memory at the end of each, so a process that opens and closes
+    models grows. Afterwards the limits are these 32 and 64 MiB, because a step frees and allocates the same blocks
+    again and again. Limits that the environment sets stay.
+    """
+    load = object()
+    _loads.add(load)
+    _set_limits(_LOADING)
+    try:
+        yield
+    finally:
+        _loads.discard(load)
+        if not _loads:
+            _set_limits(_RUNNING)
+
+
+def trim_heap() -> None:
+    """Return the free end of this thread's heap to the system, which malloc_trim leaves to glibc's limits."""
+    if not _loads:
+        _set_limits((_RUNNING[0], _LOADING[1]))
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(None)
+            library.malloc.restype = ctypes.c_void_p
+            library.free(ctypes.c_void_p(library.malloc(128 << 10)))  # a freed block of 64 KiB applies the limit
+        _set_limits(_RUNNING)
+    give_back()
+
+
+_loads: set[object] = set()
+_LOADING, _RUNNING = (256 << 10, 256 << 10), (32 << 20, 64 << 20)
+"""Bytes of the smallest mapped block, and of the free end of a heap that stays."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+def _set_limits(limits: tuple[int, int]) -> None:
+    if any(re.fullmatch("MALLOC_.*_", name) for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        for option, limit in zip((_MMAP_THRESHOLD, _TRIM_THRESHOLD), limits, strict=True):
+            library.mallopt(option, limit)
 
 
 def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None:

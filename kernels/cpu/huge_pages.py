@@ -11,6 +11,7 @@ import mmap
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -24,24 +25,26 @@ HUGE = 2 << 20
 _PIECE = 4 * HUGE
 """Bytes that are moved at once: it takes milliseconds."""
 _WORTH = 8 * HUGE
-_HUGE_PAGE, _COLLAPSE = 14, 25
-"""Linux's MADV_HUGEPAGE, a hint for later, and MADV_COLLAPSE (6.1), which moves memory at once."""
+_COLLAPSE = 25
+"""Linux's MADV_COLLAPSE (6.1), which moves memory at once.
+
+MADV_HUGEPAGE is not used: it would outlive the weights, and small allocations there would take 2 MiB each."""
 
 Range = tuple[int, int]
 """First address, and the address after the last."""
 
 
-def move_later(memory: Iterable[Range], delay_s: float = 0.5) -> None:
-    """Move memory into huge pages after a delay, in a thread that pauses between pieces.
+def move_later(memory: Iterable[Range], owner: object, delay_s: float = 0.5) -> None:
+    """Move memory into huge pages after a delay, in a thread that pauses between pieces and ends with `owner`.
 
     Memory small enough for the processor's caches is not moved.
     """
     memory = list(memory)
     pieces = pieces_of(blocks_of(memory)) if sum(end - start for start, end in memory) >= _WORTH else []
     if pieces:
-        timer = threading.Timer(delay_s, _move_all, [pieces])
-        timer.name, timer.daemon = "graftlm huge pages", True
-        timer.start()
+        gone = threading.Event()
+        weakref.finalize(owner, gone.set).atexit = False
+        threading.Thread(target=_move_all, args=(pieces, gone, delay_s), name="graftlm huge pages", daemon=True).start()
 
 
 def huge_buffer(num_bytes: int) -> torch.Tensor:
@@ -81,15 +84,18 @@ def move(start: int, end: int) -> bool:
     """Move a range of whole huge pages, content unchanged; False if unsupported or not mapped."""
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return all(advise(start, end - start, how) == 0 for how in (_HUGE_PAGE, _COLLAPSE))
+    return bool(advise(start, end - start, _COLLAPSE) == 0)
 
 
-def _move_all(pieces: list[Range]) -> None:
+def _move_all(pieces: list[Range], gone: threading.Event, pause_s: float) -> None:
+    """Move pieces until the owner of the memory is gone: freed memory would be filled with zeros."""
     for start, end in pieces:
+        if gone.wait(pause_s):
+            return
         began_s = time.monotonic()
         if not move(start, end):
             return
-        time.sleep(time.monotonic() - began_s)
+        pause_s = time.monotonic() - began_s
 
 
 def _anonymous() -> list[Range]:
