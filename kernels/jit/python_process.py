@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,26 @@ def run(
     """Run a Python process as `start` starts it, and wait for its end. options: of subprocess.run, which may raise"""
     command, environment = _command(arguments, python, env)
     return subprocess.run(command, env=environment, **options)
+
+
+def end_with_starter() -> None:
+    """End this process once the pipe at its standard input closes, unless `release` was called: its starter was killed.
+
+    A thread watches, so that a long compilation ends as well.
+    """
+
+    def watch() -> None:
+        if not os.read(0, 1):
+            os._exit(1)
+
+    threading.Thread(target=watch, name="graftlm starter", daemon=True).start()
+
+
+def release(process: subprocess.Popen[Any]) -> None:
+    """Let a process that called `end_with_starter` outlive this one."""
+    if process.stdin is not None:
+        with suppress(OSError, ValueError), process.stdin as pipe:
+            pipe.write(b".")
 
 
 def _command(

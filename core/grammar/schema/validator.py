@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import re
+import signal
 import sys
 from decimal import Decimal
 from typing import Any
@@ -120,12 +121,19 @@ def complaint(schema: str, documents: str, formats: list[str], text: str) -> str
     return f"/{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}"
 
 
+_LONGEST_S = 60
+"""Seconds after which the system ends this process within one job, by the clock: its parent may have been killed."""
+
+
 def main() -> None:
+    alarm = getattr(signal, "alarm", lambda seconds: None)
     for line in sys.stdin:
+        alarm(_LONGEST_S)
         try:
             answer = {"complaint": complaint(**json.loads(line))}
         except Exception as error:
             answer = {"failure": f"{type(error).__name__}: {error}"[:500]}
+        alarm(0)
         print(json.dumps(answer), flush=True)
 
 

@@ -96,7 +96,8 @@ def folder(package: str = "") -> Path | None:
 def _leave() -> None:
     """Detach processes that still compile: they finish for later processes, and Python's exit does not warn of them."""
     for process in _processes:
-        if process.poll() is None:
+        if not _has_ended(process):
+            python_process.release(process)
             process.returncode = 0
 
 
@@ -132,7 +133,7 @@ def start_processes(wanted: list[Wanted], num_processes: int, nice: int = 0) -> 
             _processes.append(
                 python_process.start(
                     ("-c", code),
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
@@ -173,8 +174,16 @@ def wait_for(load: Callable[[], T | None]) -> T | None:
 
 def compiling() -> bool:
     """Return True while processes compile loops."""
-    _processes[:] = [process for process in _processes if process.poll() is None]
+    _processes[:] = [process for process in _processes if not _has_ended(process)]
     return bool(_processes)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    if process.poll() is None:
+        return False
+    if process.stdin is not None:
+        process.stdin.close()
+    return True
 
 
 LOOPS = {
@@ -242,7 +251,11 @@ def _cost(wanted: Wanted) -> int:
 
 
 def compile_missing(wanted: list[Wanted], nice: int = 0) -> None:
-    """Compile the loops that are missing in the cache folder, in a process that ends after LONGEST_S seconds."""
+    """Compile the loops that are missing in the cache folder, in a process that ends after LONGEST_S seconds.
+
+    It ends with the process that started it if that one is killed.
+    """
+    python_process.end_with_starter()
     if hasattr(signal, "alarm"):
         signal.alarm(LONGEST_S)
     if nice and hasattr(os, "nice"):
