@@ -15,7 +15,9 @@ from graftlm.core.interpreter_exit import interrupt
 T = TypeVar("T")
 
 MOST_S = 20.0
-"""Seconds that rendering one conversation may take: 1,000 times a long one's."""
+"""Seconds of processor time that rendering one conversation may take: 1,000 times a long one's."""
+_WAITS = 10
+"""Times MOST_S that it may take by the clock, on a busy machine."""
 _POLL_S = 0.2
 
 _changed = threading.Condition()
@@ -30,16 +32,30 @@ class _TooLate(BaseException):
 @dataclass
 class _Render:
     thread: threading.Thread
-    end: float
+    clock: int | None  # of the thread's processor time, where the system has one
+    began_s: float
+    ends_s: float
     interrupted: bool = False
+
+    @classmethod
+    def begin(cls) -> _Render:
+        clock_of = getattr(time, "pthread_getcpuclockid", None)
+        clock = None if clock_of is None else clock_of(threading.get_ident())
+        began_s = 0.0 if clock is None else time.clock_gettime(clock)
+        return cls(threading.current_thread(), clock, began_s, time.monotonic() + _WAITS * MOST_S)
+
+    @property
+    def too_late(self) -> bool:
+        took_s = 0.0 if self.clock is None else time.clock_gettime(self.clock) - self.began_s
+        return took_s > MOST_S or time.monotonic() > self.ends_s
 
 
 def limited(render: Callable[[], T]) -> T:
-    """Return `render()`. Raises: ConfigError if it takes longer than MOST_S.
+    """Return `render()`. Raises: ConfigError if it takes more than MOST_S of processor time.
 
     A watcher raises an exception in this thread; a single C function, such as one `replace`, is not interrupted.
     """
-    one = _Render(threading.current_thread(), time.monotonic() + MOST_S)
+    one = _Render.begin()
     _watch(one)
     try:
         try:
@@ -81,7 +97,7 @@ def _poll() -> None:
             while not _running:
                 _changed.wait()
             for one in _running.values():
-                if time.monotonic() > one.end and not one.interrupted:
+                if one.too_late and not one.interrupted:
                     one.interrupted = True
                     interrupt(one.thread, _TooLate)
         time.sleep(_POLL_S)
