@@ -77,7 +77,10 @@ def _add_tensors(digest: hashlib.blake2b, file: BinaryIO, size: int) -> None:
     try:
         tensors = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
         ranges = [(8 + length + int(start), 8 + length + int(stop)) for start, stop in tensors]
-    except (ValueError, KeyError, TypeError, AttributeError):  # loading the file raises a clear error
+        if any(not 8 <= start <= stop <= size for start, stop in ranges):
+            raise ValueError("a tensor lies outside of the file")
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        # loading the file raises a clear error
         ranges = [(0, size)]
     for start, stop in sorted(ranges):
         _add_pieces(digest, file, start, stop, PIECES_PER_TENSOR)

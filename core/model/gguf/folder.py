@@ -60,6 +60,20 @@ def description_folder(path: Path) -> Path:
     return _described(parts, tuple((os.stat(p).st_size, os.stat(p).st_mtime_ns) for p in parts))
 
 
+def description_files(file: GgufFile) -> dict[str, Any]:
+    """Return the JSON values of the files that describe a model, by their names.
+
+    Raises ModelError for an unknown architecture or tokenizer, and for metadata that is missing or of a wrong kind.
+    """
+    try:
+        return {"config.json": configuration(file), **tokenizer_files(file)}
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ModelError(
+            f"the metadata of {str(file.paths[0])!r} lacks a value, or has one of a wrong kind "
+            f"({type(error).__name__}: {error}); convert the model again with a current llama.cpp"
+        ) from error
+
+
 def listed_gguf(folder: str | os.PathLike[str]) -> GgufFile | None:
     """Return the GGUF file that a folder describes; None for other folders."""
     path = Path(folder) / LIST
@@ -84,7 +98,7 @@ def _described(parts: tuple[Path, ...], versions: tuple[tuple[int, int], ...]) -
         os.utime(folder)
         return folder
     file = read_gguf(parts[0])
-    files: dict[str, Any] = {"config.json": configuration(file), **tokenizer_files(file), LIST: {"files": listed}}
+    files: dict[str, Any] = {**description_files(file), LIST: {"files": listed}}
     folder.mkdir(mode=0o700, exist_ok=True)
     for name, content in files.items():  # the list last
         building = folder / f".{os.getpid()}-{name}"

@@ -133,6 +133,8 @@ def _read(paths: tuple[Path, ...], _versions: Sequence[tuple[int, int]]) -> Gguf
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_MOST_DEEP = 8
+"""Dimensions of a tensor, and nested arrays, at most: the format has 4 and 1."""
 
 
 class _Header:
@@ -171,7 +173,11 @@ class _Header:
             key = self._string()
             metadata[key] = self._value(self._number("I"))
         entries = [self._entry() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", 32))
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(
+                f"{str(self._path)!r} aligns its tensors to {alignment!r} bytes, which is damaged; {_AGAIN}"
+            )
         start = -(-self._at // alignment) * alignment
         return metadata, {entry[0]: self._info(*entry, start) for entry in entries}
 
@@ -187,26 +193,29 @@ class _Header:
             raise IndexError
         return self._bytes[start : self._at].decode("utf-8", errors="replace")
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind in _NUMBERS:
             number = self._number(_NUMBERS[kind])
             return float(str(np.float32(number))) if _NUMBERS[kind] == "f" else number  # 1e-06, not 9.99999997e-07
         if kind == _STRING:
             return self._string()
-        if kind != _ARRAY:
+        if kind != _ARRAY or depth > _MOST_DEEP:
             raise IndexError
         element, count = self._number("I"), self._number("Q")
         if element == _STRING:
             return [self._string() for _ in range(count)]
         if element not in _NUMBERS:
-            return [self._value(element) for _ in range(count)]
+            return [self._value(element, depth + 1) for _ in range(count)]
         values = struct.unpack_from(f"<{count}{_NUMBERS[element]}", self._bytes, self._at)
         self._at += count * struct.calcsize(_NUMBERS[element])
         return list(values)
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
-        shape = tuple(self._number("Q") for _ in range(self._number("I")))
+        num_dims = self._number("I")
+        if num_dims > _MOST_DEEP:
+            raise IndexError
+        shape = tuple(self._number("Q") for _ in range(num_dims))
         return name, shape[::-1], self._number("I"), self._number("Q")
 
     def _info(self, name: str, shape: tuple[int, ...], number: int, offset: int, start: int) -> TensorInfo:

@@ -146,7 +146,8 @@ def tensor_headers(folder: Path) -> dict[str, dict[str, Any]]:
 
 def tensor_header(path: Path) -> dict[str, dict[str, Any]] | None:
     """Return the names of the tensors in a safetensors file, each with its dtype and shape; None if it is damaged."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, struct.error), path.open("rb") as file:
+    damaged = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error)
+    with suppress(*damaged), path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(min(length, path.stat().st_size)))
         return {name: dict(entry) for name, entry in header.items() if name != "__metadata__"}

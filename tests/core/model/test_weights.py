@@ -28,6 +28,7 @@ def test_a_file_is_read_once_if_every_tensor_of_it_is_converted(tmp_path: Path) 
 
 def test_a_damaged_file_is_left_to_the_loader(tmp_path: Path) -> None:
     (tmp_path / "1.safetensors").write_bytes(b"no header")
+    (tmp_path / "2.safetensors").write_bytes((9000).to_bytes(8, "little") + b"[" * 9000)
     assert converted_files(str(tmp_path), torch.bfloat16) == []
 
 

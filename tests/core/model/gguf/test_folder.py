@@ -97,6 +97,7 @@ def test_a_damaged_file_is_named_with_what_to_do(file: Path) -> None:
         (b"PK\x03\x04" + whole[4:], "is no GGUF file: it does not begin with 'GGUF'"),
         (b"GGUF" + struct.pack("<I", 1) + whole[8:], "a GGUF file of version 1; versions 2 and 3"),
         (b"GGUF" + struct.pack(">I", 3) + whole[8:], "a GGUF file big-endian"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 0) + struct.pack("<I", 9) * 9000, "ends inside its header"),  # nested
     ):
         file.write_bytes(content)
         with pytest.raises(ModelError, match=message):
@@ -113,6 +114,8 @@ def test_a_damaged_file_is_named_with_what_to_do(file: Path) -> None:
         ({"tokenizer.ggml.pre": "strange"}, "splits texts by the rule 'strange', .* pass tokenizer="),
         ({"tokenizer.ggml.model": "rwkv"}, "has a tokenizer of kind 'rwkv'; byte-level BPE"),
         ({"general.architecture": None}, "names no architecture"),
+        ({"general.alignment": 0}, "aligns its tensors to 0 bytes, which is damaged"),  # was a ZeroDivisionError
+        ({"llama.context_length": "long", "llama.rope.freq_base": "x"}, "lacks a value, or has one of a wrong kind"),
     ],
 )
 def test_metadata_that_is_not_understood_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
