@@ -8,7 +8,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from graftlm.core.errors import GrammarError
+from graftlm.core.errors import GrammarError, shortened
 from graftlm.core.grammar.schema.algebra.formats import INTEGER_RANGES
 from graftlm.core.grammar.schema.algebra.shapes import (
     EVERY_TYPE,
@@ -59,6 +59,15 @@ def number(schema: Schema, pointer: str, integer: bool) -> Number:
         if shape.maximum is None or shape.maximum > high:
             shape = replace(shape, maximum=high, exclusive_maximum=False)
     return shape
+
+
+def flag(schema: Schema, keyword: str, pointer: str) -> bool:
+    """A keyword that is true or false; false where it is missing."""
+    value = schema.get(keyword, False)
+    if not isinstance(value, bool):
+        where = f"{pointer}/{keyword}"
+        raise GrammarError(f"{where}: {shortened(value)} is not true or false", pointer=where)
+    return value
 
 
 def lengths(schema: Schema, pointer: str) -> tuple[int, int | None]:

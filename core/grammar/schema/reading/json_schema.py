@@ -156,7 +156,7 @@ class SchemaReader:
             shape = self._restrict(shape, schema, pointer)
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
             shape = both(shape, unevaluated(self, schema, pointer))
-        return union(shape, Null()) if schema.get("nullable") is True else shape
+        return union(shape, Null()) if assertions.flag(schema, "nullable", pointer) else shape
 
     def _check_keywords(self, schema: Schema, pointer: str) -> None:
         for keyword in schema:
@@ -256,6 +256,11 @@ class SchemaReader:
         low, high = assertions.counts(schema, pointer, "Items")
         prefix, first = schema.get("prefixItems", []), f"{pointer}/prefixItems"
         if isinstance(items, list):  # before draft 2020-12
+            if "prefixItems" in schema:
+                raise GrammarError(
+                    f"{rest}: a list of schemas stands beside 'prefixItems', which has its meaning; remove one",
+                    pointer=rest,
+                )
             prefix, first = items, rest
             items, rest = schema.get("additionalItems", True), f"{pointer}/additionalItems"
         if not isinstance(prefix, list):
@@ -268,7 +273,9 @@ class SchemaReader:
             contains=self._read_contains(schema, pointer),
         )
         most = len(shape.prefix) if shape.items == NOTHING else high
-        if not schema.get("uniqueItems") or (most is not None and min(most, most if high is None else high) <= 1):
+        if not assertions.flag(schema, "uniqueItems", pointer) or (
+            most is not None and min(most, most if high is None else high) <= 1
+        ):
             return shape
         if not self.items_differ:
             self.refuse(pointer, "uniqueItems", "cannot be kept in a larger grammar; on_unsupported='warn' drops it")

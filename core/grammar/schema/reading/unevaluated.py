@@ -12,7 +12,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Protocol
 
-from graftlm.core.errors import GrammarError
+from graftlm.core.errors import GrammarError, shortened
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -25,6 +25,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     negation,
     union,
 )
+from graftlm.core.grammar.schema.reading import assertions
 from graftlm.core.grammar.schema.reading.references import References, escape, ref_stands_alone
 
 MAX_CASES = 128
@@ -166,7 +167,7 @@ class _Cases:
         if "if" in schema:
             found.append(self._conditional(schema, pointer))
         for keyword in ("dependentSchemas", "dependencies"):
-            for name, item in schema.get(keyword, {}).items():
+            for name, item in assertions.mapping(schema, keyword, pointer).items():
                 inner = self.of(item, f"{pointer}/{keyword}/{escape(name)}")
                 if inner != [NOTHING_LOOKED_AT]:
                     present = Object(required=(name,))
@@ -174,14 +175,17 @@ class _Cases:
         return found
 
     def _own(self, schema: dict[str, Any], pointer: str, draft: int | None) -> Looked:
-        items, prefix = schema.get("items"), schema.get("prefixItems", ())
+        items, prefix = schema.get("items"), schema.get("prefixItems", [])
+        if not isinstance(prefix, list):
+            where = f"{pointer}/prefixItems"
+            raise GrammarError(f"{where}: {shortened(prefix)} is not a list of schemas", pointer=where)
         contains: tuple[Shape, ...] = ()
         if "contains" in schema and draft != 2019:
             contains = (self._reader.read(schema["contains"], f"{pointer}/contains"),)
         by_position = isinstance(items, list)
         return Looked(
-            names=tuple(schema.get("properties", ())),
-            patterns=tuple(schema.get("patternProperties", ())),
+            names=tuple(assertions.mapping(schema, "properties", pointer)),
+            patterns=tuple(assertions.mapping(schema, "patternProperties", pointer)),
             all_members="additionalProperties" in schema or "unevaluatedProperties" in schema,
             num_items=len(items) if isinstance(items, list) else len(prefix),
             all_items=(items is not None and not by_position)

@@ -368,6 +368,9 @@ def test_a_pydantic_class_is_a_closed_object_in_its_own_order() -> None:
         ({"type": "integer", "minimum": 5, "maximum": 3}, "", r"minimum \(5\) is above maximum \(3\)"),
         ({"type": "string", "minLength": 5, "maxLength": 3}, "", r"minLength \(5\) is above maxLength \(3\)"),
         ({"type": "string", "minLength": -1}, "/minLength", "not a whole number"),
+        ({"type": "array", "uniqueItems": 1}, "/uniqueItems", "1 is not true or false"),  # it was dropped
+        ({"prefixItems": [True], "items": [True]}, "/items", "a list of schemas stands beside 'prefixItems'"),
+        ({"type": "null", "properties": [{}], "unevaluatedProperties": False}, "/properties", "is not an object"),
         ({"type": "string", "minLength": 10**12}, "/minLength", "beyond the longest text"),
         ({"type": "string", "pattern": "(a"}, "/pattern", "not closed"),
         ({"type": "string", "format": "date-tim"}, "/format", "did you mean 'date-time'"),
