@@ -1,60 +1,134 @@
 """python -m bench fuzz [TARGET ...] [--seconds N]: coverage-guided fuzzing of the readers of untrusted bytes.
 
 Needs `pip install graftlm[fuzz]`. An input that fails is written to the working folder as crash-*. Inputs that reach
-new code are kept in the cache folder, and tried first the next time.
+new code are kept in the cache folder, and tried first the next time, after those of bench/fuzz/corpus/. `--keep`
+writes the fewest and shortest inputs that reach as much code to bench/fuzz/corpus/.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from graftlm.kernels.jit import python_process
+from bench.fuzz.mutation import json_mutator
 
-NAMES = ("schema", "regex", "lark", "body", "endpoint_stream", "gguf", "safetensors", "cache_file")
-SLOWEST_S, MOST_MB, MOST_BYTES = 20, 3000, 2048
-"""Limits of one input: seconds, memory of the process, length."""
+NAMES = ("schema", "regex", "lark", "body", "endpoint_stream", "gguf", "safetensors", "cache_file", "tier_file")
+SLOWEST_S, HANGS_S, MOST_MB, MOST_BYTES = 20, 600, 3000, 2048
+"""Limits of one input: seconds of processor time, seconds by the clock, memory of the process, length."""
+CORPUS = Path(__file__).with_name("corpus")
+KEPT_BYTES = 40_000
+"""Size of one file of the corpus, at most; the shortest inputs stay."""
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench fuzz")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(NAMES)}; all by default")
     parser.add_argument("--seconds", type=int, default=60, help="of each target")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--keep", action="store_true", help="write the fewest inputs to bench/fuzz/corpus/")
     given = parser.parse_args(arguments)
     if unknown := sorted(set(given.targets) - set(NAMES)):
         parser.error(f"no target {unknown[0]!r}; targets are {', '.join(NAMES)}")
-    if given.one:
-        _fuzz(given.targets[0], given.seconds)
+    from graftlm.kernels.jit import python_process
+
     failed = []
     for name in given.targets or NAMES:
-        command = ["-m", "bench", "fuzz", name, "--seconds", str(given.seconds), "--one"]
-        failed += [name] if python_process.run(command).returncode else []
+        options = ["merge"] if given.keep else [f"-max_total_time={given.seconds}", "-print_final_stats=1"]
+        print(f"{name}:", flush=True)
+        if python_process.run(["-m", "bench.fuzz.main", name, *options]).returncode:
+            failed.append(name)
+        elif given.keep:
+            _write_corpus(name)
     print(f"failed: {', '.join(failed)}" if failed else "no target failed")
     return 1 if failed else 0
 
 
-def _fuzz(name: str, seconds: int) -> None:
-    """Fuzz one target and end the process: libFuzzer does not return."""
+def corpus(name: str) -> list[bytes]:
+    """Return the inputs of a target in bench/fuzz/corpus/: a JSON text of one input a line, its bytes as Latin-1."""
+    path = CORPUS / f"{name}.txt"
+    return [json.loads(line).encode("latin-1") for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _write_corpus(name: str) -> None:
+    found = sorted(
+        (path.read_bytes() for path in _kept(f"{name}-merged").iterdir()), key=lambda data: (len(data), data)
+    )
+    lines, size = [], 0
+    for data in found:
+        line = json.dumps(data.decode("latin-1"))
+        size += len(line) + 1
+        if size > KEPT_BYTES:
+            break
+        lines.append(line)
+    CORPUS.mkdir(exist_ok=True)
+    (CORPUS / f"{name}.txt").write_text("".join(f"{line}\n" for line in sorted(lines)))
+    print(f"{name}: {len(lines)} of {len(found)} inputs kept")
+
+
+def _kept(name: str) -> Path:
+    """Return the folder of inputs that reached new code, of a target."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "graftlm-fuzz" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _fuzz(name: str, options: Sequence[str]) -> None:
+    """Fuzz one target and end the process: libFuzzer does not return.
+
+    options  of libFuzzer; or "merge"
+    """
     import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     with atheris.instrument_imports(include=["graftlm"]):
         from bench.fuzz.targets import TARGETS
     target = TARGETS[name]
-    kept = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "graftlm-fuzz" / name
-    kept.mkdir(parents=True, exist_ok=True)
+    check = _bounded(target.check)
+    for seed in target.seeds:
+        check(seed)  # opens what is opened once: its time is no input's
+    more: dict[str, Any] = {}
+    if target.is_json:
+        examples = [json.loads(seed) for seed in target.seeds]
+        more["custom_mutator"] = json_mutator(examples, lambda data, most: bytes(atheris.Mutate(data, most)))
     with tempfile.TemporaryDirectory() as folder:
-        for i, seed in enumerate(target.seeds):
-            (Path(folder) / f"seed{i}").write_bytes(seed)
-        limits = (f"-max_total_time={seconds}", f"-timeout={SLOWEST_S}", f"-rss_limit_mb={MOST_MB}")
-        options = ("fuzz", *limits, f"-max_len={MOST_BYTES}", "-print_final_stats=1", str(kept), folder)
-        atheris.Setup(list(options), target.check)
+        seeds, program, words = Path(folder) / "seeds", Path(folder) / "again.sh", Path(folder) / "words"
+        seeds.mkdir()
+        for i, seed in enumerate((*target.seeds, *corpus(name))):
+            (seeds / f"seed{i}").write_bytes(seed)
+        program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-m", "bench.fuzz.main", name])} "$@"\n')
+        program.chmod(0o700)
+        words.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in w.encode()) + '"\n' for w in target.words))
+        own = [f"-timeout={HANGS_S}", f"-rss_limit_mb={MOST_MB}", f"-max_len={MOST_BYTES}"]
+        own += [f"-dict={words}"] if target.words else []
+        if list(options) == ["merge"]:
+            shutil.rmtree(_kept(f"{name}-merged"))
+            own += ["-merge=1", *map(str, (_kept(f"{name}-merged"), _kept(name), seeds))]
+        elif any(option.startswith("-max_total_time") for option in options):
+            own += [*options, str(_kept(name)), str(seeds)]
+        else:
+            own += options  # of a merge's inner process
+        atheris.Setup([str(program), *own], check, **more)
         atheris.Fuzz()
 
 
+def _bounded(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return a check that fails if it takes more than SLOWEST_S of processor time."""
+
+    def bounded(data: bytes) -> None:
+        began_s = time.process_time()
+        check(data)
+        took_s = time.process_time() - began_s
+        assert took_s < SLOWEST_S, f"an input of {len(data)} bytes took {took_s:.0f} s"
+
+    return bounded
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    _fuzz(sys.argv[1], sys.argv[2:])

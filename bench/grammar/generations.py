@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.grammar.collections import groups
 from bench.grammar.suite import BYTES
-from bench.grammar.validity import _exact, write
+from bench.grammar.validity import exact, write
 from bench.harness import Options, Row
 from graftlm import Grammar, GrammarError, JsonSchema
 from graftlm.core.grammar.matcher import NO_ENDING
@@ -31,7 +31,7 @@ def wrong(schema: Any, data: bytes, documents: dict[str, Any] | None = None) -> 
     """Return jsonschema's complaint about `data`, or None; raise TimeoutError if a pattern takes too long."""
     from graftlm.core.grammar.schema.validator import validator
 
-    value = json.loads(data, parse_float=_exact)
+    value = json.loads(data, parse_float=exact)
     with localcontext(prec=1000):
         found = validator(json.dumps(schema), json.dumps(documents or {}), exact=True).iter_errors(value)
         error = next(iter(found), None)

@@ -70,7 +70,7 @@ def _json_problem(schema: Any, text: str) -> str | None:
     from jsonschema import Draft202012Validator, FormatChecker
 
     try:
-        value = json.loads(text, parse_float=_exact)
+        value = json.loads(text, parse_float=exact)
     except ValueError as error:
         return str(error)
     schema = json.loads(json.dumps(closed(schema)), parse_float=Decimal)
@@ -80,8 +80,8 @@ def _json_problem(schema: Any, text: str) -> str | None:
     return None if found is None else found.message
 
 
-def _exact(text: str) -> Decimal | float:
-    """0.07 is a multiple of 0.01, but not in binary."""
+def exact(text: str) -> Decimal | float:
+    """Return a JSON number: a float beyond all exponents, else a Decimal, of which 0.07 is a multiple of 0.01."""
     try:
         return Decimal(text)
     except InvalidOperation:  # an exponent beyond all bounds
