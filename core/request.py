@@ -12,6 +12,7 @@ import numpy as np
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, GraftError, failure_of
+from graftlm.core.serving import telemetry
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -235,6 +236,7 @@ class Request:
     thinking   how the model writes its thinking: a constraint begins behind it. None: at the first token.
     thinking_budget  limit of thinking tokens; the end marker is then forced. None for no limit.
     begun      the delivered part of each of the n answers, which the engine continues; () for a new request.
+    span_context  the context of the OpenTelemetry span in which the request was built; None without one.
     """
 
     prompt: Any
@@ -253,6 +255,7 @@ class Request:
     thinking: Thinking | None = None
     thinking_budget: int | None = None
     begun: tuple[Begun, ...] = ()
+    span_context: Any = field(default_factory=telemetry.current_span, repr=False)
     id: int = field(default_factory=lambda: next(_request_ids))
 
     @property

@@ -40,6 +40,7 @@ from graftlm.core.serving.stream import (
     pass_logits,
     results,
 )
+from graftlm.core.serving.telemetry import TracedListener, traced
 
 if TYPE_CHECKING:
     from graftlm.core.chat.messages import Message
@@ -484,7 +485,9 @@ class Runtime(OneConstructor):
     def _prepare(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[Submission | GraftError]:
         """Prepare requests for the engine; a request that cannot be prepared gives the reason instead."""
         arrived_s = time.monotonic()
-        listeners = [CheckedListener.wrap(*one, self._ask_again) for one in zip(requests, listeners, strict=True)]
+        remote = self.base_url is not None
+        seen = [traced(*one, self.model_name, remote=remote) for one in zip(requests, listeners, strict=True)]
+        listeners = [CheckedListener.wrap(*one, self._ask_again) for one in zip(requests, seen, strict=True)]
         given = [
             inputs if isinstance(inputs, GraftError) else Submission(request, listener, *inputs, arrived_s)
             for request, listener, inputs in zip(requests, listeners, self._source.prepare(requests), strict=True)
@@ -493,9 +496,11 @@ class Runtime(OneConstructor):
             self._thread.start()  # weights load meanwhile: a wrong constraint is an error at once, not after them
             until_s = time.monotonic() + CONSTRAINT_WAIT_S
             given = [isinstance(one, Submission) and one.constraint_error(until_s) or one for one in given]
-        for one in given:
+        for one, listener in zip(given, seen, strict=True):
             if isinstance(one, Submission) and isinstance(one.listener, CheckedListener):
                 one.listener.first = one
+            elif isinstance(one, GraftError) and isinstance(listener, TracedListener):
+                listener.end(one)
         return given
 
     def _ask_again(self, request: Request, listener: CheckedListener) -> None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from graftlm.adapters.server.access import Access
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.adapters.server.settings import is_loopback
+from graftlm.core.serving.telemetry import span_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -83,7 +84,8 @@ class Gate:
                 access.reason = refusal.error["code"] or ""
                 await _send_error(refusal, path, send_with_id)
             else:
-                await self._app(scope, receive, send_with_id)
+                with span_of(headers):
+                    await self._app(scope, receive, send_with_id)
         finally:
             self.num_open -= generates
             if access.reason == "cancelled":

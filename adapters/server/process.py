@@ -29,6 +29,7 @@ from graftlm.core.constraint import prepare_llguidance
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.media.limits import MediaLimits
 from graftlm.core.runtime import Runtime
+from graftlm.core.serving.telemetry import export_spans
 
 log = logging.getLogger("graftlm.server")
 
@@ -102,6 +103,7 @@ def serve(model: str, settings: ServerSettings, options: dict[str, Any], *, embe
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    export_spans()
     runtime = Runtime(model, **options)
     embeds = None if embedding_model is None else EmbeddingModel(embedding_model)
     listener = listen(settings.host, settings.port)
