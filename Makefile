@@ -5,6 +5,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+FOR_DEMO := $(VENV)/.installed-for-demo
 WHAT ?= workloads --quick --against bench/workloads/baseline.json
 WORKERS ?= 2
 ARGS ?=
@@ -14,27 +15,38 @@ ARGS ?=
 setup: $(INSTALLED)
 
 # Interpreters are tried by running them: a version manager's shim may exist without its Python.
+$(VENV)/bin/python:
+	@for python in python3.11 python3.12 python3; do \
+	  if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)})' 2>/dev/null; \
+	  then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then echo 'GraftLM needs Python 3.11 or 3.12 with its venv module; none was found.' >&2; exit 1; fi; \
+	echo "Creating $(VENV) with $$($$found --version)"; \
+	$$found -m venv --clear $(VENV)
+
+# -qq: warnings stay out (pip repeats one for each unused package location), errors stay in.
+# pip would byte-compile on one core; what cannot be compiled (files for other Pythons) is no error there either.
+PIP := GRAFTLM_OBJECT_CODE=none $(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile
+# The object code that a wheel built here has; then what else a first process would compute for this machine.
+WARM := $(PYTHON) -m graftlm.kernels.cpu.compiled.ahead_of_time native --package graftlm.core.grammar.automata.jit \
+  >/dev/null && { $(PYTHON) -m graftlm warm sprout >/dev/null 2>&1 || true; \
+  $(PYTHON) -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true; }
+
 $(INSTALLED): pyproject.toml constraints-dev.txt tests/newest-langchain.txt
-	@if ! $(PYTHON) -c '' 2>/dev/null; then \
-	  for python in python3.11 python3.12 python3; do \
-	    if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)})' 2>/dev/null; \
-	    then found=$$python; break; fi; \
-	  done; \
-	  if [ -z "$$found" ]; then echo 'GraftLM needs Python 3.11 or 3.12 with its venv module; none was found.' >&2; exit 1; fi; \
-	  echo "Creating $(VENV) with $$($$found --version)"; \
-	  $$found -m venv --clear $(VENV); \
-	fi
+	@$(PYTHON) -c '' 2>/dev/null || { rm -rf $(VENV); $(MAKE) --no-print-directory $(PYTHON); }
 	@echo 'Installing GraftLM and its development packages into $(VENV) (a few minutes the first time)'
-	@# -qq: warnings stay out (pip repeats one for each unused package location), errors stay in.
-	@# pip would byte-compile on one core; what cannot be compiled (files for other Pythons) is no error there either.
-	@GRAFTLM_OBJECT_CODE=none $(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile \
-	  -c constraints-dev.txt -e '.[dev]'
-	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile --upgrade --no-deps \
-	  --target $(VENV)/newest -r tests/newest-langchain.txt
-	@# The object code that a wheel built here has; then what else a first process would compute for this machine.
-	@$(PYTHON) -m graftlm.kernels.cpu.compiled.ahead_of_time native --package graftlm.core.grammar.automata.jit >/dev/null
-	@$(PYTHON) -m graftlm warm sprout >/dev/null 2>&1 || true
-	@$(PYTHON) -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib $(VENV)/newest || true
+	@$(PIP) -c constraints-dev.txt -e '.[dev]'
+	@$(PIP) --upgrade --no-deps --target $(VENV)/newest -r tests/newest-langchain.txt
+	@$(WARM)
+	@$(PYTHON) -m compileall -qq -j 0 -x '/tests/' $(VENV)/newest || true
+	@touch $@ $(FOR_DEMO)
+
+# The demo needs a third of the development packages.
+$(FOR_DEMO): pyproject.toml constraints-dev.txt
+	@$(PYTHON) -c '' 2>/dev/null || { rm -rf $(VENV); $(MAKE) --no-print-directory $(PYTHON); }
+	@echo 'Installing GraftLM and four frameworks into $(VENV) (two minutes the first time)'
+	@$(PIP) -c constraints-dev.txt -e '.[demo]'
+	@$(WARM)
 	@touch $@
 
 # A file stays in one process, which sets up its models once; in the order of their names, long ones do not come last.
@@ -56,7 +68,7 @@ check: setup
 	@$(PYTHON) -m mypy
 	@$(PYTHON) -m pytest tests/test_layers.py tests/test_packaging.py
 
-demo: setup
+demo: $(FOR_DEMO)
 	@$(PYTHON) -m graftlm demo $(ARGS)
 
 bench: setup

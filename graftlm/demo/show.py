@@ -12,7 +12,7 @@ from graftlm.progress import Progress
 
 PIPELINES = Path(__file__).parent / "pipelines"
 ENGINES = ("hf", "graftlm")
-ROUNDS, MINUTES = 2, 0.25
+ROUNDS, MINUTES = 2, 0.13
 """Least number of rounds after the first, and the minutes per framework after which no round begins."""
 DTYPE = "float32"
 """The dtype in which greedy answers do not depend on the batch, so that equal answers are promised."""

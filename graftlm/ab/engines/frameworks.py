@@ -8,6 +8,7 @@ import importlib
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -81,6 +82,27 @@ def load(module: str) -> Any:
         if error.name and module.startswith(f"{error.name}."):
             error.name = module
         raise
+
+
+def import_packages(framework: str | None, engine: str) -> None:
+    """Import what an engine of this process needs, as far as it is installed, so that `open` has less to do.
+
+    Imports of several processes run at the same time; engines open one after the other, as each looks for free memory.
+    """
+    own = ("graftlm.core.engine_builder", "graftlm.core.model.load")
+    plain = ("transformers.generation", "transformers.models.auto.modeling_auto")
+    packages = {
+        "graftlm": {name: (*own, f"graftlm.adapters.{name}") for name in FRAMEWORKS},
+        "hf": {
+            "langchain": ("transformers.pipelines", "langchain_huggingface"),
+            "llama_index": ("llama_index.llms.huggingface",),
+            "dspy": plain,
+            "guidance": plain,
+        },
+    }
+    for module in packages.get(engine, {}).get(framework or "", ()):
+        with suppress(Exception):  # an error belongs to the engine, which opens next
+            importlib.import_module(module)
 
 
 def named_engines(framework: str | None, max_tokens: int) -> Mapping[str, Constructor]:

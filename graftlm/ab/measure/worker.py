@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from graftlm.ab.engines.frameworks import remedy
+from graftlm.ab.engines.frameworks import import_packages, remedy
 from graftlm.ab.engines.servers import Server
 from graftlm.ab.measure.answers import as_json, as_text
 from graftlm.ab.measure.failures import LoggedErrors, told
@@ -66,6 +66,11 @@ class Worker:
             "held_out": len(pipeline.held_out),
             "notes": list(pipeline.notes),
         }
+
+    @property
+    def engine(self) -> tuple[str | None, str]:
+        """The framework, and the engine's name."""
+        return self._pipeline.framework, self._engine.label
 
     def open(self) -> list[str]:
         """Build the engine, and run the warm-up inputs so that weights and packages are loaded.
@@ -416,6 +421,8 @@ def serve(commands: BinaryIO, replies: BinaryIO) -> None:
                 with _reporting(counts[name], say) if name in counts else contextlib.nullcontext():
                     value = getattr(worker, name)(**arguments)
             say("value", value)
+            if name == "load" and worker is not None:
+                import_packages(*worker.engine)
         except ConfigError as error:
             say("config_error", str(error))
         except BaseException as error:
