@@ -42,9 +42,9 @@ from graftlm import (
     Runtime,
     SamplingParams,
 )
-from graftlm.core import engine as core_engine
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.cache import _shared as grammars
+from graftlm.core.scheduling import step_loop
 from graftlm.kernels.cpu.linear.packed_linear import num_rows_multiplied
 from tests.faults import InjectedExit, InjectedFault, failing
 from tests.models import byte_tokenizer, tiny_model
@@ -77,7 +77,7 @@ class Fault(NamedTuple):
 FAULTS = {
     "step": Fault(lambda engine: engine.runner, "forward", 1301),
     "step as one compiled call": Fault(lambda engine: engine.runner._stack, "run", 1103),
-    "layout of a step": Fault(lambda engine: core_engine, "build_plan", 1201, InjectedExit),
+    "layout of a step": Fault(lambda engine: step_loop, "build_plan", 1201, InjectedExit),
     "sampler": Fault(lambda engine: engine.sampler, "sample", 1801, InjectedExit),
     "allocation of KV": Fault(lambda engine: engine.cache.pool, "allocate", 499),
     "detokenizer": Fault(lambda engine: engine.writer.tokenizer, "detokenizer", 211),

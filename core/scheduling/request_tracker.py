@@ -19,7 +19,6 @@ from graftlm.core.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
-    from graftlm.core.metrics import Counters
     from graftlm.core.sampling.sampler import Sampled
     from graftlm.core.scheduling.output_writer import OutputWriter
     from graftlm.core.scheduling.scheduler import Scheduler
@@ -36,7 +35,6 @@ class RequestTracker:
     the panic of a library in Rust, which is no Exception.
 
     wake      called from any thread when a grammar has been compiled
-    clock     seconds, as those of deadlines
     finished  told of every completion
     drafter   keeps what was written, for guesses; None where nothing is guessed
     """
@@ -45,22 +43,20 @@ class RequestTracker:
         self,
         scheduler: Scheduler,
         writer: OutputWriter,
-        counters: Counters,
         limits: Limits,
         drafter: Drafter | None,
         *,
         seed: int | None,
         wake: Callable[[], None],
-        clock: Callable[[], float],
         finished: Callable[[Request, Completion], None],
     ) -> None:
         self.scheduler = scheduler
         self.writer = writer
-        self.counters = counters
+        self.counters = scheduler.counters
         self.limits = limits
         self.drafter = drafter
         self.wake = wake
-        self.clock = clock
+        self.clock = scheduler.clock
         self.finished = finished
         self._cache = scheduler.cache
         self._groups: dict[int, SequenceGroup] = {}
@@ -187,7 +183,7 @@ class RequestTracker:
             return
         replaced = len(sequence.tokens) <= place or sequence.tokens[place] != token_id
         if replaced and sequence.progress.num_computed > place:
-            self.scheduler.rewind(sequence, place)  # the next step ran with a token that the ending has replaced
+            sequence.progress.num_computed = place  # the next step ran with a token that the ending has replaced
         self._emit(sequence)
 
     def finish(self, sequence: Sequence) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from typing import NamedTuple
-
-import numpy as np
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import EngineError, GraftError, RequestTooLong
@@ -17,15 +15,12 @@ from graftlm.core.kv.radix import Node, Peek
 from graftlm.core.metrics import Counters
 from graftlm.core.scheduling.checkpoints import Checkpoints
 from graftlm.core.scheduling.step_retry import StepRetry
-from graftlm.core.scheduling.waiting_order import WaitingOrder
+from graftlm.core.scheduling.waiting_order import Leaders, WaitingOrder
 from graftlm.core.sequence import Sequence
 
 HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for
 AHEAD = 16  # tokens that a row may decode before it is scheduled again
-WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
 SPARE = 16  # the end of a prompt may exceed the step's token budget by 1/16 of `step_tokens`
-
-Leaders = dict[tuple[int, bytes], set[bytes]]
 
 
 class Failure(NamedTuple):
@@ -47,7 +42,7 @@ class Scheduler:
 
     step_tokens   prompt tokens computed in one step, beside one token of each row that decodes
     mixed_tokens  the same in a step that decodes a streamed answer
-    clock         seconds, in which requests age
+    clock         seconds, in which requests age and have deadlines
     """
 
     def __init__(
@@ -180,20 +175,6 @@ class Scheduler:
                 if self.checkpoints is not None and self.checkpoints.due(sequence, kv_len):
                     self.cache.checkpoint(sequence)
 
-    def await_tokens(self, sequences: Iterable[Sequence]) -> None:
-        """Count the tokens that a launched step samples on the device, in the order of its tokens."""
-        for index, sequence in enumerate(sequences):
-            sequence.progress.num_in_flight += 1
-            sequence.progress.pending_index = index
-
-    def received(self, sequence: Sequence) -> None:
-        """Note that a token in flight has arrived."""
-        sequence.progress.num_in_flight -= 1
-
-    def rewind(self, sequence: Sequence, num_computed: int) -> None:
-        """Keep the KV of the first `num_computed` tokens only; later steps write over the rest."""
-        sequence.progress.num_computed = num_computed
-
     def _count_prompt(self, sequence: Sequence, num_reused: int) -> None:
         # tokens that a grammar forced after the prompt may be cached too; they are not part of it
         num_cached = sequence.progress.num_cached = min(num_reused, sequence.num_prompt_tokens)
@@ -206,7 +187,7 @@ class Scheduler:
     # -- who runs ----------------------------------------------------------------------------------------------
 
     def _admit(self, rows: list[ScheduledRow], budget: int, part: Container[Sequence] | None) -> None:
-        leaders = self._leaders(part)
+        leaders = Leaders(self.cache, self.running if part is None else [s for s in self.running if s in part])
         headroom = sum(min(s.remaining, HEADROOM) for s in self.running)
         started = False
         for sequence, peek in self.order.of(self.waiting, self.running, self.clock(), part):
@@ -217,7 +198,7 @@ class Scheduler:
             if self.checkpoints is not None:
                 if self.checkpoints.waits(sequence, peek.length):
                     continue
-            elif self._waits_for_leader(sequence, peek, leaders):
+            elif leaders.precede(sequence, peek):
                 continue
             tiers = self.cache.tiers
             if tiers is not None and tiers.arriving(sequence):
@@ -240,8 +221,7 @@ class Scheduler:
                 continue
             started = True
             headroom += min(sequence.remaining, HEADROOM)
-            place, start = self._lead(sequence)
-            leaders.setdefault(place, set()).add(start)
+            leaders.add(sequence)
             if row := self._next_row(sequence, budget):
                 rows.append(row)
                 budget -= row.num_new
@@ -350,29 +330,6 @@ class Scheduler:
         failure.__cause__ = error
         self.failures.append(Failure(sequence, failure))
 
-    def _leaders(self, part: Container[Sequence] | None) -> Leaders:
-        """What the running prefills of the part begin with, by the place in the tree where it will hang."""
-        found: Leaders = {}
-        if self.cache.enabled:
-            for sequence in self.running if part is None else [s for s in self.running if s in part]:
-                if sequence.num_pending > 1:
-                    place, start = self._lead(sequence)
-                    found.setdefault(place, set()).add(start)
-        return found
-
-    def _lead(self, sequence: Sequence) -> tuple[tuple[int, bytes], bytes]:
-        kv = sequence.kv
-        place = _place(kv.node, sequence.ids[kv.num_shared :], self.cache.tree.page_size)
-        return place, sequence.ids[kv.num_shared : kv.num_shared + WORTH_WAITING].tobytes()
-
-    def _waits_for_leader(self, sequence: Sequence, peek: Peek, leaders: Leaders) -> bool:
-        if not leaders or peek.inside is not None:
-            return False
-        rest = sequence.ids[peek.length : sequence.first_logit]
-        starts = leaders.get(_place(peek.node, rest, self.cache.tree.page_size), set())
-        wanted = rest[: min(WORTH_WAITING, max(1, len(rest) // 2))].tobytes()
-        return bool(wanted) and (wanted in starts or any(start.startswith(wanted) for start in starts))
-
 
 def _whole_spans(sequence: Sequence, past: int, num_new: int) -> int:
     """Return the tokens of a step that ends in no span whose tokens see each other; it may exceed the budget."""
@@ -383,10 +340,6 @@ def _whole_spans(sequence: Sequence, past: int, num_new: int) -> int:
         if span.start < past + num_new < span.stop:
             return span.start - past if span.start > past else span.stop - past
     return num_new
-
-
-def _place(node: Node | None, rest: np.ndarray, page_size: int) -> tuple[int, bytes]:
-    return id(node), rest[:page_size].tobytes()
 
 
 def _arrival(sequence: Sequence) -> float:

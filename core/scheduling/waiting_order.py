@@ -1,22 +1,25 @@
-"""WaitingOrder: in which order waiting sequences may start."""
+"""In which order waiting sequences may start, and which of them wait for a running prefill of the same prefix."""
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence as Seq
 from typing import NamedTuple
 
+import numpy as np
+
 from graftlm.core.config import SchedulerConfig
 from graftlm.core.kv.prefix_cache import PrefixCache
-from graftlm.core.kv.radix import Peek
+from graftlm.core.kv.radix import Node, Peek
 from graftlm.core.sequence import Sequence
 
 WINDOW = 256  # waiting sequences that are considered in one step
 TOGETHER = 1 / 16  # of max_age_s: sequences that arrive within it count as having arrived together
 SAME = 16  # tokens: prefixes that differ by less are as good as each other, for texts may begin alike by chance
 LONG = 1 / 2  # of the longest answer: from here on an answer is long
+WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
 
 
 class Candidate(NamedTuple):
@@ -116,3 +119,36 @@ class WaitingOrder:
         claim = cached + self._rate * (now - arrived_s)
         place = id(peek.node) if cached else 0
         return -claim, place, -max(sequence.remaining, long), sequence.num_tokens - peek.length
+
+
+class Leaders:
+    """The running prefills that compute what waiting sequences begin with.
+
+    Kept are the next tokens of each, by the place in the tree where its KV will hang.
+    """
+
+    def __init__(self, cache: PrefixCache, running: Iterable[Sequence]) -> None:
+        self._page_size = cache.tree.page_size
+        self._starts: defaultdict[tuple[int, bytes], set[bytes]] = defaultdict(set)
+        if cache.enabled:
+            for sequence in running:
+                if sequence.num_pending > 1:
+                    self.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let others wait for a sequence that has started."""
+        kv = sequence.kv
+        rest = sequence.ids[kv.num_shared :]
+        self._starts[self._place(kv.node, rest)].add(rest[:WORTH_WAITING].tobytes())
+
+    def precede(self, sequence: Sequence, peek: Peek) -> bool:
+        """Whether a running prefill computes the next tokens of a waiting sequence, which is cached up to `peek`."""
+        if not self._starts or peek.inside is not None:
+            return False
+        rest = sequence.ids[peek.length : sequence.first_logit]
+        starts = self._starts.get(self._place(peek.node, rest), set())
+        wanted = rest[: min(WORTH_WAITING, max(1, len(rest) // 2))].tobytes()
+        return bool(wanted) and (wanted in starts or any(start.startswith(wanted) for start in starts))
+
+    def _place(self, node: Node | None, rest: np.ndarray) -> tuple[int, bytes]:
+        return id(node), rest[: self._page_size].tobytes()

@@ -17,7 +17,6 @@ import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from graftlm.core import engine as core_engine
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
@@ -28,6 +27,7 @@ from graftlm.core.kv.tiers.host_memory import HostRows
 from graftlm.core.kv.tiers.loads import HostTier
 from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Completion, Request, Submission
+from graftlm.core.scheduling import step_loop
 from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.wire_plan import WirePlan, slots_of
 from tests.faults import InjectedExit, InjectedFault, failing
@@ -184,7 +184,7 @@ class EngineMachine(RuleBasedStateMachine):
             "logits": runner,
             "sample": self.engine.sampler,
             "allocate": self.engine.cache.pool,
-            "build_plan": core_engine,
+            "build_plan": step_loop,
             "detokenizer": tokenizer,
         }
         self.listeners: dict[int, tuple[Request, Recorder]] = {}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from graftlm.core import engine as core_engine
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import EngineError
 from graftlm.core.grammar.cache import _shared as grammars
 from graftlm.core.request import Chunk, Request
 from graftlm.core.runtime import Runtime
+from graftlm.core.scheduling import step_loop
 from graftlm.testing import byte_tokenizer
 from tests.core.test_isolation import Faulty, check_idle
 from tests.faults import InjectedFault, failing
@@ -61,7 +61,7 @@ def check_right(rt: Runtime) -> None:
 PARTS: dict[str, Callable[[Runtime, Any], tuple[Any, str]]] = {
     "a step": lambda rt, engine: (engine.runner, "forward"),
     "an attention kernel": lambda rt, engine: (engine.runner.attention, "forward"),
-    "the layout of a step": lambda rt, engine: (core_engine, "build_plan"),
+    "the layout of a step": lambda rt, engine: (step_loop, "build_plan"),
     "the sampler": lambda rt, engine: (engine.sampler, "sample"),
     "an allocation of KV": lambda rt, engine: (engine.cache.pool, "allocate"),
     "a detokenizer": lambda rt, engine: (rt.tokenizer, "detokenizer"),

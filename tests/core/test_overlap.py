@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from graftlm.core import engine as engine_module
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.errors import EngineError, GrammarError, RequestCancelled
 from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
+from graftlm.core.scheduling import step_loop
 from graftlm.core.sequence import Sequence, SequenceGroup
 from graftlm.kernels.wire_plan import WirePlan
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
@@ -301,12 +301,12 @@ def constrained_load() -> list[Request]:
     ids=["roomy", "chunked", "tight"],
 )
 @pytest.mark.parametrize(
-    "host_time", [ALWAYS_AHEAD, engine_module.HOST_TIME, NEVER_AHEAD], ids=["always", "by what was seen", "never"]
+    "host_time", [ALWAYS_AHEAD, step_loop.HOST_TIME, NEVER_AHEAD], ids=["always", "by what was seen", "never"]
 )
 def test_rows_under_a_grammar_get_the_same_answers_when_they_run_ahead(
     host_time: tuple[float, float], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "HOST_TIME", host_time)
+    monkeypatch.setattr(step_loop, "HOST_TIME", host_time)
     answers = []
     for overlap in (False, True):
         with runtime(overlap=overlap, **options) as rt:
@@ -320,7 +320,7 @@ def test_rows_under_a_grammar_get_the_same_answers_when_they_run_ahead(
 def test_a_row_under_a_grammar_is_launched_before_its_last_token_is_read_unless_that_loses_more(
     host_time: tuple[float, float], ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "HOST_TIME", host_time)
+    monkeypatch.setattr(step_loop, "HOST_TIME", host_time)
     events: list[str] = []
     with runtime() as rt:
         body = recording(rt, monkeypatch, events, random_prompt(9), temperature=0, max_tokens=3, regex="[a-f]{9}")
@@ -331,7 +331,7 @@ def test_a_row_under_a_grammar_is_launched_before_its_last_token_is_read_unless_
 def test_an_ending_in_the_place_of_a_token_that_ran_ahead_is_not_cached_as_if_it_had_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_module, "HOST_TIME", ALWAYS_AHEAD)
+    monkeypatch.setattr(step_loop, "HOST_TIME", ALWAYS_AHEAD)
     prompt = random_prompt(30, seed=3)
     with runtime() as rt:
         closed = rt.generate(prompt, regex="([a-z]{3}[0-9]{6})*!", max_tokens=24, seed=1, close_on_length=True)
@@ -445,7 +445,7 @@ def test_a_device_that_stops_working_closes_the_runtime_with_its_cause(
         requests = [Request(random_prompt(9, seed=i), SamplingParams(**GREEDY)) for i in range(5)]
 
         def break_down(engine: Any) -> None:
-            engine.spec = replace(engine.spec, check_device=lost, close=lost)
+            engine.spec = engine.steps.spec = replace(engine.spec, check_device=lost, close=lost)
             if moment == "launch":
                 monkeypatch.setattr(engine.runner, "forward", lost)
             else:

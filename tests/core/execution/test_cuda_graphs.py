@@ -62,7 +62,7 @@ def rt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
         engine: Any = made.load()._thread.engine
         paged = engine.runner
         # slot 600 is the scratch slot, behind those of the pool
-        engine.runner = Rerunning(paged, paged.attention, max_batch=8, max_len=512, scratch=600)
+        engine.steps.runner = Rerunning(paged, paged.attention, max_batch=8, max_len=512, scratch=600)
         engine.runner.replayed = []
         yield made
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graftlm.core import engine as core_engine
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.errors import EngineError
 from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Request
 from graftlm.core.runtime import Runtime
+from graftlm.core.scheduling import step_loop
 from graftlm.core.scheduling.step_retry import StepRetry
 from graftlm.core.scheduling.steps_ahead import StepsAhead
 from graftlm.core.sequence import Sequence
@@ -69,7 +69,7 @@ def poison(engine: Any, owner: Any, name: str, at_token: int) -> Iterator[Counte
 
 
 PARTS: dict[str, Callable[[Any], tuple[Any, str]]] = {
-    "layout": lambda engine: (core_engine, "build_plan"),
+    "layout": lambda engine: (step_loop, "build_plan"),
     "forward": lambda engine: (engine.runner, "forward"),
     "drawing": lambda engine: (engine.sampler, "sample_async"),
     "results": lambda engine: (engine.sampler, "sample" if engine.spec.device_sampler is None else "results"),

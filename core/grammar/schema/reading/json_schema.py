@@ -18,23 +18,19 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Array,
     Boolean,
     Contains,
-    ExactlyOne,
     Implied,
     Literals,
-    Not,
     Null,
     Number,
     Object,
-    Reference,
     Shape,
     Text,
     both,
-    negation,
     union,
 )
 from graftlm.core.grammar.schema.algebra.shared_shapes import leave_out_gone
 from graftlm.core.grammar.schema.algebra.values import compact, parse_value
-from graftlm.core.grammar.schema.reading import assertions, contents, keywords
+from graftlm.core.grammar.schema.reading import applicators, assertions, contents, keywords
 from graftlm.core.grammar.schema.reading.references import References, escape, ref_stands_alone
 from graftlm.core.grammar.schema.reading.unevaluated import unevaluated
 from graftlm.core.grammar.schema.text import numbers
@@ -136,21 +132,21 @@ class SchemaReader:
         if "$ref" in schema and (
             keywords.BESIDE_REFERENCE.issuperset(schema) or ref_stands_alone(self.references.draft(pointer))
         ):
-            return self._read_reference(schema, pointer)
+            return applicators.reference(self, schema, pointer)
         if not keywords.KNOWN.issuperset(schema):
             self._check_keywords(schema, pointer)
         if not keywords.NEWER.isdisjoint(schema):
             schema = self._of_its_draft(schema, pointer)
         own = keywords.own_place(schema)
-        if _APPLYING.isdisjoint(schema):
+        if applicators.APPLYING.isdisjoint(schema):
             shape = ANYTHING if own is None else self._read_types(schema, pointer)
         else:
             parts: list[Shape] = []
             for keyword in schema:
                 if keyword == own:
                     parts.append(self._read_types(schema, pointer))
-                if keyword in _APPLICATORS:
-                    parts.append(_APPLICATORS[keyword](self, schema, pointer))
+                if keyword in applicators.APPLICATORS:
+                    parts.append(applicators.APPLICATORS[keyword](self, schema, pointer))
             shape = both(*parts)
         if "enum" in schema or "const" in schema:
             shape = self._restrict(shape, schema, pointer)
@@ -314,64 +310,6 @@ class SchemaReader:
         self.pointers.setdefault(shape, pointer)
         return shape
 
-    def _read_dependencies(self, schema: Schema, pointer: str) -> Shape:
-        """For each member that needs others: no object with it, or what it needs."""
-        found: list[Shape] = []
-        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
-            for name, needs in assertions.mapping(schema, keyword, pointer).items():
-                if isinstance(needs, list):
-                    others = assertions.names({name: needs}, name, f"{pointer}/{keyword}")
-                    needed: Shape = Object(required=(name, *(other for other in others if other != name)))
-                else:
-                    needed = self.read(needs, f"{pointer}/{keyword}/{escape(name)}")
-                found.append(union(Not(Object(required=(name,))), needed))
-        return both(*found)
-
-    def _read_reference(self, schema: Schema, pointer: str) -> Shape:
-        reference = schema["$ref"]
-        if not isinstance(reference, str):
-            raise GrammarError(f"{pointer}/$ref: {reference!r} is not a reference", pointer=f"{pointer}/$ref")
-        if pointer and "$id" in schema and self.references.draft(pointer) is None:
-            message = "drafts differ about '$id' beside '$ref'; name the draft in '$schema'"
-            self.refuse(pointer, "$id", message, judged=False)
-        return Reference(self.references.target(reference, f"{pointer}/$ref"))
-
-    def _read_dynamic_reference(self, schema: Schema, pointer: str) -> Shape:
-        keyword = "$dynamicRef" if "$dynamicRef" in schema else "$recursiveRef"
-        reference = schema[keyword]
-        if not isinstance(reference, str):
-            raise GrammarError(f"{pointer}/{keyword}: {reference!r} is not a reference", pointer=f"{pointer}/{keyword}")
-        target = self.references.dynamic_target(reference, f"{pointer}/{keyword}")
-        if target is None:
-            message = f"{reference!r} has several targets, and which one holds depends on the way to it; use $ref"
-            self.refuse(pointer, keyword, message)
-            return ANYTHING
-        return Reference(target)
-
-    def _read_all(self, schema: Schema, pointer: str) -> Shape:
-        items = assertions.schemas(schema, "allOf", pointer)
-        return both(*(self.read(item, f"{pointer}/allOf/{i}") for i, item in enumerate(items)))
-
-    def _read_any(self, schema: Schema, pointer: str) -> Shape:
-        items = assertions.schemas(schema, "anyOf", pointer)
-        return union(*(self.read(item, f"{pointer}/anyOf/{i}") for i, item in enumerate(items)))
-
-    def _read_one(self, schema: Schema, pointer: str) -> Shape:
-        items = assertions.schemas(schema, "oneOf", pointer)
-        shapes = tuple(self.read(item, f"{pointer}/oneOf/{i}") for i, item in enumerate(items))
-        return ExactlyOne(shapes) if len(shapes) > 1 else shapes[0]
-
-    def _read_not(self, schema: Schema, pointer: str) -> Shape:
-        shape = self.read(schema["not"], f"{pointer}/not")
-        return assertions.excluded(shape, self.references.schema, self.shape, self.items_differ)
-
-    def _read_if(self, schema: Schema, pointer: str) -> Shape:
-        condition = self.read(schema["if"], f"{pointer}/if")
-        then, otherwise = (self.read(schema.get(word, True), f"{pointer}/{word}") for word in ("then", "else"))
-        if then == otherwise == ANYTHING:
-            return ANYTHING
-        return union(both(condition, then), both(negation(condition), otherwise))
-
     def _restrict(self, shape: Shape, schema: Schema, pointer: str) -> Shape:
         """Apply `enum` and `const`."""
         for keyword in ("enum", "const"):
@@ -399,19 +337,3 @@ class SchemaReader:
                 return NOTHING
             shape = Literals(kept)
         return shape
-
-
-_APPLICATORS = {
-    "$ref": SchemaReader._read_reference,
-    "$dynamicRef": SchemaReader._read_dynamic_reference,
-    "$recursiveRef": SchemaReader._read_dynamic_reference,
-    "allOf": SchemaReader._read_all,
-    "anyOf": SchemaReader._read_any,
-    "oneOf": SchemaReader._read_one,
-    "not": SchemaReader._read_not,
-    "if": SchemaReader._read_if,
-    "dependentRequired": SchemaReader._read_dependencies,
-    "dependentSchemas": SchemaReader._read_dependencies,
-    "dependencies": SchemaReader._read_dependencies,
-}
-_APPLYING = frozenset(_APPLICATORS)
