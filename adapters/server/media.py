@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, VideoPart, to_messages
 from graftlm.core.errors import ConfigError
+from graftlm.core.grammar.masks.workers import lower_priority
 from graftlm.core.media.access import MediaAccess
 from graftlm.core.media.loading import MediaLimits, is_url
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from graftlm.core.chat.tool_format import ToolFormat
     from graftlm.core.request import Request
     from graftlm.core.runtime import Runtime
+
+
+NICE = 10
+"""Priority of the threads that decode: the engine and the event loop get the cores first."""
 
 
 def holds_media(messages: Sequence[Any]) -> bool:
@@ -45,8 +50,9 @@ class Media:
         self._runtime = runtime
         self._most_held = settings.limits.held_media_bytes
         self._access = MediaAccess(frozenset(settings.media_hosts), tuple(map(Path, settings.media_folders)))
-        # Decoding competes with the engine for cores.
-        self._workers = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), "graftlm media")
+        # Decoding competes with the engine for cores; the processor's threads inherit the priority.
+        num_workers = max(1, min(4, (os.cpu_count() or 1) // 4))
+        self._workers = ThreadPoolExecutor(num_workers, "graftlm media", partial(lower_priority, NICE))
         self._readers = ThreadPoolExecutor(4, "graftlm media source")  # wait for hosts and disks
         self._arriving = 0  # bytes of requests that are converted
         self._items: weakref.WeakSet[Any] = weakref.WeakSet()  # processed pictures of requests, and those kept

@@ -70,6 +70,11 @@ def give_back() -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         torch_library().mkl_serv_free_buffers()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return freed blocks of the C library to the system."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -13,6 +13,7 @@ import os
 import stat
 import struct
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,11 +113,7 @@ def decode_image(encoded: bytes, limits: MediaLimits | None = None) -> LoadedIma
     """Decode the bytes of a picture file. Raises ConfigError as `load_image`."""
     limits = limits or MediaLimits()
     check_bytes(len(encoded), "picture", limits.max_image_bytes, "max_image_bytes")
-    mime_type = media_type(encoded)
-    name = next((key for key, value in FORMATS.items() if value == mime_type), None)
-    if mime_type is None or name is None:
-        found = f"{mime_type}, which is not" if mime_type else f"{len(encoded):,} bytes that are no picture"
-        raise ConfigError(f"the picture is {found} read here; send {_READ}")
+    name = _format_of(encoded, len(encoded))
     _check_size(*_header_size(encoded, name), limits)
     scans = encoded.count(b"\xff\xda") if name == "JPEG" else 0
     if scans > _MOST_SCANS:
@@ -126,7 +123,7 @@ def decode_image(encoded: bytes, limits: MediaLimits | None = None) -> LoadedIma
         picture = pillow.open(io.BytesIO(encoded), formats=(name,))
         width, height = picture.size
         _check_size(width, height, limits)
-        return LoadedImage(_to_rgb(_upright(picture), limits), encoded, mime_type)
+        return LoadedImage(_to_rgb(_upright(picture), limits), encoded, FORMATS[name])
     except ConfigError:
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
@@ -136,6 +133,19 @@ def decode_image(encoded: bytes, limits: MediaLimits | None = None) -> LoadedIma
         raise ConfigError(
             f"the picture is a broken {name} of {len(encoded):,} bytes: {_reason(error)}; send the whole file"
         ) from error
+
+
+def _format_of(encoded: bytes, num_bytes: int) -> str:
+    """Return the name of a picture's format by its first bytes. Raises ConfigError for one that is not decoded.
+
+    num_bytes  of the whole picture, for the message
+    """
+    mime_type = media_type(encoded)
+    name = next((key for key, value in FORMATS.items() if value == mime_type), None)
+    if name is None:
+        found = f"{mime_type}, which is not" if mime_type else f"{num_bytes:,} bytes that are no picture"
+        raise ConfigError(f"the picture is {found} read here; send {_READ}")
+    return name
 
 
 def media_type(encoded: bytes) -> str | None:
@@ -216,14 +226,32 @@ def data_of_url(url: str, kind: str, limit: int, name: str = "max_image_bytes") 
 
 def data_of_base64(data: str | bytes, kind: str, limit: int, name: str = "max_image_bytes") -> bytes:
     """Decode base64 text, of either alphabet, with line breaks and without padding as well."""
-    check_bytes(len(data) * 3 // 4 - 2, kind, limit, name)
+    num_bytes = len(data) * 3 // 4
+    check_bytes(num_bytes - 2, kind, limit, name)
+    pieces: list[bytes] = []
+    rest = b""  # characters that belong to the next piece
     try:
-        plain = data.encode("ascii") if isinstance(data, str) else bytes(data)
-        plain = plain.translate(_ALPHABET, b"\r\n\t =")
-        return base64.b64decode(plain + b"=" * (-len(plain) % 4), validate=True)
+        for start in range(0, len(data), _BASE64_PIECE):
+            piece = data[start : start + _BASE64_PIECE]
+            plain = rest + (piece.encode("ascii") if isinstance(piece, str) else bytes(piece)).translate(
+                _ALPHABET, b"\r\n\t ="
+            )
+            cut = len(plain) & ~3
+            pieces.append(base64.b64decode(plain[:cut], validate=True))
+            rest = plain[cut:]
+            if start + _BASE64_PIECE < len(data):
+                if start == 0 and kind == "picture":
+                    _format_of(pieces[0], num_bytes)
+                time.sleep(_PAUSE_S)
+        pieces.append(base64.b64decode(rest + b"=" * (-len(rest) % 4), validate=True))
     except (binascii.Error, UnicodeEncodeError) as error:
         raise ConfigError(f"the {kind} is broken base64 of {len(data):,} characters: {_reason(error)}") from error
+    return b"".join(pieces)
 
+
+_BASE64_PIECE, _PAUSE_S = 1 << 18, 1e-4
+"""Characters that are decoded at once, in less than a millisecond, and the seconds after them in which other threads
+get Python's lock, which the decoder holds."""
 
 _ALPHABET = bytes.maketrans(b"-_", b"+/")
 
@@ -283,6 +311,19 @@ def _header_size(encoded: bytes, name: str) -> tuple[int, int]:
             f"the picture is a broken {name} of {len(encoded):,} bytes: its header is damaged; send the whole file"
         ) from None
     return int(width), abs(int(height))
+
+
+def stated_pixels(content: bytes | Image | LoadedImage) -> int:
+    """Return width times height of a picture by its header; 0 if it cannot be read."""
+    if isinstance(content, LoadedImage):
+        content = content.picture
+    if not isinstance(content, bytes):
+        return content.width * content.height
+    try:
+        width, height = _header_size(content, _format_of(content, len(content)))
+    except ConfigError:
+        return 0
+    return width * height
 
 
 def _webp_size(encoded: bytes) -> tuple[int, int]:

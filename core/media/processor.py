@@ -9,8 +9,9 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,17 @@ import numpy as np
 
 from graftlm.core.chat.messages import ImagePart, Message, TextPart, VideoPart
 from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
+from graftlm.core.kv.memory import trim_heap
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, MediaText, place
-from graftlm.core.media.loading import import_pillow, load_image, read_image
+from graftlm.core.media.loading import import_pillow, load_image, read_image, stated_pixels
 from graftlm.core.media.video import load_video
 from graftlm.core.prompt_input import BothWays, Layout, PromptInput, Span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
     from graftlm.core.config import EngineConfig
 
@@ -40,6 +43,15 @@ _HOST_BYTES = 1 << 28
 
 _LARGEST_SIDE = 4096
 """Width and height in pixels of the largest picture that processors are asked for: they scale larger ones down."""
+
+_BAND_PIXELS = 1 << 18
+"""Pixels of a picture that are copied at once for its digest."""
+
+_PIXELS_AT_ONCE = 1 << 26
+"""Pixels of the pictures that are decoded and processed at a time: each needs 13 bytes meanwhile. One always may."""
+
+_LARGE_PIXELS = 1 << 22
+"""Pixels of a picture whose memory is returned to the system at once."""
 
 _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 """Inputs that decide positions."""
@@ -76,6 +88,7 @@ class MediaProcessor:
         self._hf: HfProcessor | None = None
         self._items = ItemStore(_HOST_BYTES)
         self._dtypes: set[Any] = set()
+        self._room = _Room()
 
     @property
     def hf(self) -> HfProcessor:
@@ -166,8 +179,12 @@ class MediaProcessor:
         return self._made(b"", self.hf.image(import_pillow().new("RGB", (side, side))))
 
     def _image(self, content: Any, among_several: bool) -> MediaItem:
+        with self._room.of(stated_pixels(content)):
+            return self._decoded(content, among_several)  # which frees the pixels before the room is left
+
+    def _decoded(self, content: Any, among_several: bool) -> MediaItem:
         picture = load_image(content, limits=self._config.media).picture
-        digest = _digest(self.hf.fingerprint, "image", (*picture.size, among_several), picture.tobytes())
+        digest = _digest(self.hf.fingerprint, "image", (*picture.size, among_several), _bands(picture))
         return self._items.of_pixels(
             digest, lambda: self._made(digest, self.hf.image(picture, among_several=among_several))
         )
@@ -178,7 +195,7 @@ class MediaProcessor:
         limits, urls = self._config.media, self._config.media_urls
         video = load_video(part.video, part.num_frames, limits=limits, allow_urls=urls, fps=part.fps)
         times = repr((video.frames.shape, video.fps, video.num_total, video.indices.tolist()))
-        digest = _digest(self.hf.fingerprint, "video", (times,), video.frames.tobytes())
+        digest = _digest(self.hf.fingerprint, "video", (times,), [video.frames.data])
         return self._items.of_pixels(digest, lambda: self._made(digest, self.hf.video(video)))
 
     def _made(self, digest: bytes, processed: Processed) -> MediaItem:
@@ -377,6 +394,29 @@ class MediaProcessor:
         return index
 
 
+class _Room:
+    """The pictures that are decoded and processed at a time, by their pixels."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._used = 0
+
+    @contextmanager
+    def of(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room for a picture, and hold it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + pixels <= _PIXELS_AT_ONCE)
+            self._used += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= pixels
+                self._changed.notify_all()
+            if pixels > _LARGE_PIXELS:
+                trim_heap()
+
+
 def media_parts(messages: Iterable[Message]) -> list[Part]:
     """Return the pictures and videos of messages, in order."""
     return [
@@ -412,12 +452,24 @@ def _try_item(media: MediaProcessor, given: tuple[Part, str, bool]) -> MediaItem
         return failure_of(error)
 
 
-def _digest(fingerprint: bytes, kind: Kind, size: tuple[Any, ...], pixels: bytes) -> bytes:
-    """Return the identity of a picture or a video of one processor, which `fingerprint` names."""
+def _bands(picture: Image) -> Iterator[bytes]:
+    """Return the pixels of a picture, some rows at a time: a copy of all would hold Python's lock and its memory."""
+    width, height = picture.size
+    step = max(1, _BAND_PIXELS // width)
+    for top in range(0, height, step):
+        yield picture.crop((0, top, width, min(top + step, height))).tobytes()
+
+
+def _digest(fingerprint: bytes, kind: Kind, size: tuple[Any, ...], pixels: Iterable[Any]) -> bytes:
+    """Return the identity of a picture or a video of one processor, which `fingerprint` names.
+
+    pixels  in parts, which are contiguous buffers
+    """
     tag = f"{kind} {size}".encode()
     lengths = f"{len(tag)} {len(fingerprint)} ".encode()
     digest = hashlib.blake2b(lengths + tag + fingerprint, digest_size=32)
-    digest.update(pixels)
+    for part in pixels:
+        digest.update(part)
     return digest.digest()
 
 

@@ -19,6 +19,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def lower_priority(nice: int) -> None:
+    """Lower the priority of the calling thread, and of those that it starts later. Linux only."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+
+
 class Task(Generic[T]):
     """A call that a worker makes, or the first thread that asks for its result before a worker has begun."""
 
@@ -94,10 +101,9 @@ class Workers:
         nice = 0
         while not self._exiting:
             task = tasks.get()
-            if nice != self._nice and sys.platform == "linux":
+            if nice != self._nice:
                 nice = self._nice
-                with suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+                lower_priority(nice)
             if self._exiting:
                 return
             task.run()

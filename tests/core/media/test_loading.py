@@ -3,6 +3,7 @@
 import base64
 import io
 import os
+import random
 import struct
 import zlib
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_every_source_gives_the_same_pixels(tmp_path: Path) -> None:
         assert (np.asarray(loaded.picture) == PIXELS).all() and loaded.picture.mode == "RGB"
         assert loaded.encoded in (data, None) and loaded.mime_type == "image/png"
         assert load_image(loaded) is loaded
+
+
+def test_long_base64_is_decoded_in_pieces_and_its_first_bytes_decide() -> None:
+    data = encoded() + random.Random(1).randbytes(500_000)  # decoders ignore what follows a picture
+    for text in (base64.encodebytes(data).decode(), base64.urlsafe_b64encode(data).decode().rstrip("=")):
+        assert load_image(f"data:;base64,{text}").encoded == data
+    broken = base64.b64encode(data).decode()
+    with pytest.raises(ConfigError, match="broken base64"):
+        load_image(f"data:;base64,{broken[:400_000]}?{broken[400_001:]}")
+    with pytest.raises(ConfigError, match="600,00. bytes that are no picture"):  # before the rest, which is no base64
+        load_image("data:;base64," + "A" * 400_000 + "?" * 400_000)
 
 
 def test_modes_become_rgb() -> None:
