@@ -1,8 +1,8 @@
 """Bodies: the bytes of requests to validated objects, within a budget of memory and of the event loop's time.
 
-Small bodies are parsed on the loop. The values of a large one are counted while it arrives, so that one with too many
-is refused before it is stored or becomes Python objects, and it is parsed on a thread. Parsing holds the GIL, therefore
-the counts are limited.
+Small bodies are parsed on the loop. A large one is read at a limited rate, since each piece costs time of the loop, and
+parsed on a thread. Its values are counted while it arrives, so that one with too many is refused before it is stored or
+becomes Python objects: parsing holds the GIL.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +35,10 @@ DROPPED_BYTES_S = 32 << 20
 """Bytes a second that are read of the rest of a refused request, to be dropped: as fast as a client sends them, they
 would take a core."""
 
-_PIECE = 1 << 20  # bytes that are counted at once
+SHARE = 0.75
+"""Part of the memory for arriving bodies that the bodies of one caller may fill."""
+
+_PIECE = 1 << 20  # bytes that are counted at once, and read before the rate is limited
 
 
 class Bodies:
@@ -47,6 +51,7 @@ class Bodies:
         self._settings = settings
         self._parsers = ThreadPoolExecutor(1, "graftlm body")
         self.num_held = 0
+        self._callers: dict[str, _Caller] = {}  # those whose bodies are arriving
 
     async def read(self, http: HttpRequest, kind: type[AnyBody]) -> AnyBody:
         """Return the validated body. Raises ApiError that names the field at fault."""
@@ -58,12 +63,15 @@ class Bodies:
         length = http.headers.get("content-length", "0")
         if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
+        caller = self._callers.setdefault(current().caller, _Caller())
+        caller.num_bodies += 1
         raw = bytearray()
         texts = LongTexts(self._settings.limits, kind)
         counts = JsonCounts(self._settings.limits)
         num_read, refused = 0, None
         waits = _waits_for_its_answer(http)
         try:
+            self._check_held(caller, int(length) if length.isdigit() else 0)
             async for piece in http.stream():
                 num_read += len(piece)
                 if num_read > limit:
@@ -72,27 +80,50 @@ class Bodies:
                     await asyncio.sleep(len(piece) / DROPPED_BYTES_S)
                     continue
                 raw += piece
-                self.num_held += len(piece)
+                self._hold(caller, len(piece))
                 if len(raw) > SMALL_BYTES:
+                    self._check_held(caller, len(raw), held=True)
                     refused = texts.check(raw)
-                if refused is None and len(raw) - counts.num_read >= _PIECE:
+                if refused is None and len(raw) - counts.num_bounded >= _PIECE and counts.may_exceed(raw):
                     refused = await asyncio.get_running_loop().run_in_executor(self._parsers, counts.check, raw)
                 if refused is not None:
                     if waits:
                         raise refused
-                    self.num_held -= len(raw)
+                    self._hold(caller, -len(raw))
                     raw.clear()
-                if self.num_held > max(self._settings.limits.held_body_bytes, limit):
-                    message = "the bodies that are arriving fill the server's memory for them; try again later"
-                    raise ApiError(429, message, kind="rate_limit_error", code="too_many_bodies", retry_after=1)
+                if len(raw) > _PIECE:
+                    await asyncio.sleep(caller.pause_s(len(piece), self._settings.limits.body_bytes_s))
             current().num_bytes = num_read
             if refused is not None:
                 raise refused
-            return await self._parse(bytes(raw), kind, counts)
+            return await self._parse(raw, kind, counts)
         finally:
-            self.num_held -= len(raw)
+            self._hold(caller, -len(raw))
+            caller.num_bodies -= 1
+            if not caller.num_bodies:
+                self._callers.pop(current().caller, None)
 
-    async def _parse(self, raw: bytes, kind: type[AnyBody], counts: JsonCounts) -> AnyBody:
+    def _hold(self, caller: _Caller, num_bytes: int) -> None:
+        self.num_held += num_bytes
+        caller.num_held += num_bytes
+
+    def _check_held(self, caller: _Caller, num_bytes: int, *, held: bool = False) -> None:
+        """Raise ApiError if a large body does not fit into the memory for arriving bodies, or a caller's share of it.
+
+        num_bytes  of the body, as stated or so far
+        held       whether they are counted already
+        """
+        if num_bytes <= SMALL_BYTES:
+            return
+        more = 0 if held else num_bytes
+        least = self._settings.max_body_bytes  # one body always fits
+        most = max(self._settings.limits.held_body_bytes, least)
+        for number, bound in ((self.num_held, most), (caller.num_held, max(int(SHARE * most), least))):
+            if number + more > bound:
+                message = "the bodies that are arriving fill the server's memory for them; try again later"
+                raise ApiError(429, message, kind="rate_limit_error", code="too_many_bodies", retry_after=1)
+
+    async def _parse(self, raw: bytearray, kind: type[AnyBody], counts: JsonCounts) -> AnyBody:
         try:
             if len(raw) <= SMALL_BYTES:
                 return self._validate(raw, kind)
@@ -101,13 +132,13 @@ class Bodies:
         except ValidationError as error:
             raise invalid_body(error, kind.model_fields) from None
 
-    def _parse_large(self, raw: bytes, kind: type[AnyBody], counts: JsonCounts) -> AnyBody:
-        refused = counts.check(raw)
+    def _parse_large(self, raw: bytearray, kind: type[AnyBody], counts: JsonCounts) -> AnyBody:
+        refused = counts.check(raw) if counts.may_exceed(raw) else None
         if refused is not None:
             raise refused
         return self._validate(raw, kind)
 
-    def _validate(self, raw: bytes, kind: type[AnyBody]) -> AnyBody:
+    def _validate(self, raw: bytearray, kind: type[AnyBody]) -> AnyBody:
         try:
             return kind.model_validate_json(raw)
         except ValidationError as error:
@@ -118,6 +149,20 @@ class Bodies:
             found = [path for path in unknown if _remove(body, path)]
             current().ignored = tuple(".".join(map(str, path))[:MAX_SHOWN] for path in found[:MAX_IGNORED])
             return kind.model_validate(body)
+
+
+class _Caller:
+    """The bodies of one caller that are arriving."""
+
+    def __init__(self) -> None:
+        self.num_bodies = self.num_held = 0
+        self._read_until_s = 0.0
+
+    def pause_s(self, num_bytes: int, bytes_s: float) -> float:
+        """Count bytes that were read; return the seconds until more may be read."""
+        now = time.monotonic()
+        self._read_until_s = max(self._read_until_s, now) + num_bytes / bytes_s
+        return self._read_until_s - now
 
 
 _ABSENT = object()
@@ -208,7 +253,8 @@ def _is_member(raw: bytearray, at: int) -> bool:
 class JsonCounts:
     """The members of all objects, and all values, of a JSON text that may still arrive. Counts 200 MB a second.
 
-    num_read  bytes of the text that are counted
+    num_bounded  bytes of the text of which an upper bound is known
+    num_read     bytes of the text that are counted
 
     A text that is no JSON gives some counts as well; the parser refuses it.
     """
@@ -216,7 +262,16 @@ class JsonCounts:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.num_members = self.num_values = self.num_read = 0
+        self.num_bounded = self._most_members = self._most_values = 0
         self._inside = False  # a string
+
+    def may_exceed(self, raw: bytes | bytearray) -> bool:
+        """Return False if the text has too few colons, commas and brackets for a limit. Reads 3 GB a second."""
+        codes = np.frombuffer(memoryview(raw)[self.num_bounded :], np.uint8)
+        self.num_bounded = len(raw)
+        self._most_members += int(np.count_nonzero(codes == ord(":")))
+        self._most_values += sum(int(np.count_nonzero(codes == ord(mark))) for mark in ",[{")
+        return self._most_members > self._limits.json_members or self._most_values > self._limits.json_values
 
     def check(self, raw: bytes | bytearray) -> ApiError | None:
         """Count the bytes that are new since the last call; return the error of too many members or values, soon."""
@@ -233,7 +288,7 @@ class JsonCounts:
 
     def _count(self, raw: bytes | bytearray, start: int, stop: int) -> None:
         self.num_read = stop
-        piece = bytes(raw[start:stop])
+        piece = bytes(memoryview(raw)[start:stop])
         if b"\\" in piece or (start and raw[start - 1 : start] == b"\\"):
             piece = _without_escapes(raw, start, stop)
         codes = np.frombuffer(piece, np.uint8)

@@ -18,7 +18,9 @@ class Limits:
     write_s                seconds in which a client must read the bytes of an answer that wait for it (about 64 KiB);
                            then its connection is closed and its request cancelled.
     connections_per_client connections of one address; beyond them, the one that has waited longest is closed.
-    held_body_bytes        bytes of all bodies that are arriving; a body beyond them gets status 429.
+    held_body_bytes        bytes of all bodies that are arriving, three quarters of them of one caller; a body beyond
+                           them gets status 429 if it has more than 64 KiB.
+    body_bytes_s           bytes a second that are read of the bodies of one caller that are larger than 1 MiB.
     held_media_bytes       bytes of pictures and videos of all requests, as sent and as processed; more get status 429.
     json_members           members of all objects in a body.
     json_values            all values in a body: members, elements of arrays, token ids.
@@ -39,6 +41,7 @@ class Limits:
     write_s: float = 60.0
     connections_per_client: int = 1024
     held_body_bytes: int = 128 << 20
+    body_bytes_s: int = 64 << 20
     held_media_bytes: int = 2 << 30
     json_members: int = 100_000
     json_values: int = 2_000_000

@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
             view = view[len(piece) :]
             self._ended = False
             was_in_head, num_body = self._in_head, self._num_body
-            super().data_received(bytes(piece))
+            super().data_received(piece)  # type: ignore[arg-type]  # the parser reads any buffer
             if self._in_head:
                 self._num_head = 0 if self._ended else self._num_head + len(piece)
                 if self._num_head > limit:

@@ -42,6 +42,9 @@ def test_members_are_counted_outside_of_strings(monkeypatch: pytest.MonkeyPatch,
             assert counts.check(raw[:end]) is None
         assert counts.check(raw) is None
         assert counts.num_members == members(given)
+        if counts.num_values > 1 < counts.num_members:  # the quick bound never passes a text with too many
+            assert JsonCounts(Limits(json_members=counts.num_members - 1)).may_exceed(raw)
+            assert JsonCounts(Limits(json_values=counts.num_values - 1)).may_exceed(raw)
 
 
 def test_elements_are_counted_and_counting_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
