@@ -88,6 +88,22 @@ def while_waited_for(waiting: Waiting) -> Iterator[None]:
         _waiting.reset(token)
 
 
+TURN_S, PAUSE_S, UNDISTURBED_S = 0.0005, 0.0005, 0.02
+"""Seconds that a constraint is compiled at a time, seconds between, and seconds before the first pause."""
+
+_turn_ends: ContextVar[list[float] | None] = ContextVar("graftlm grammar turn", default=None)
+
+
+@contextmanager
+def giving_way() -> Iterator[None]:
+    """Let `check` pause half of the time, so that other threads get Python's lock without waiting for it."""
+    token = _turn_ends.set([time.monotonic() + UNDISTURBED_S])
+    try:
+        yield
+    finally:
+        _turn_ends.reset(token)
+
+
 def stop() -> None:
     """Let every later `check` raise: the interpreter exits."""
     global _stopped
@@ -111,6 +127,11 @@ def check(num_bytes: int = 0) -> None:
             "simplify it (overlapping parts that repeat cost most) or raise limits.memory_bytes"
         )
     now = time.monotonic()
+    turn_ends = _turn_ends.get()
+    if turn_ends is not None and now > turn_ends[0]:
+        time.sleep(PAUSE_S)
+        now = time.monotonic()
+        turn_ends[0] = now + TURN_S
     if now <= budget.soonest:  # a clock that costs a tenth of the other one
         return
     if time.thread_time() > budget.cpu_end:

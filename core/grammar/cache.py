@@ -16,7 +16,7 @@ from typing import Any
 
 from graftlm.core.errors import ConfigError, GrammarError, Overloaded, RequestCancelled
 from graftlm.core.grammar import budget
-from graftlm.core.grammar.budget import WALL_FACTOR, Unwanted, limited, while_waited_for
+from graftlm.core.grammar.budget import WALL_FACTOR, Unwanted, giving_way, limited, while_waited_for
 from graftlm.core.grammar.compile import Grammar, compile_spec, read_options, size_of
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar
 from graftlm.core.grammar.masks.workers import Workers
@@ -73,7 +73,8 @@ class GrammarCache:
 
     max_bytes  approximate limit of the memory of cached grammars, their masks included
 
-    max_queued  limit of the constraints that wait for a thread, or None; one more raises Overloaded
+    max_queued  limit of the constraints that wait for a thread; one more raises Overloaded. None in a process that does
+                not serve others meanwhile: its compilations do not pause
 
     Errors are not cached: all waiting callers get the error of a constraint, and the next caller compiles it again.
     """
@@ -169,7 +170,12 @@ class GrammarCache:
         quick = quick and options.limits.seconds > QUICK.seconds
         try:
             try:
-                with short_turns(), while_waited_for(future), limited(QUICK) if quick else nullcontext():
+                with (
+                    short_turns(),
+                    while_waited_for(future),
+                    limited(QUICK) if quick else nullcontext(),
+                    nullcontext() if self.max_queued is None else giving_way(),
+                ):
                     grammar = self._compiler(spec, vocabulary, options)
             except Unwanted:
                 if not self._dropped(key, future):  # another request has come meanwhile
