@@ -3,7 +3,9 @@
 Text goes to sprout, pictures to a random vision model.
 
 Each attack runs in a process of its own, again and again, while this process asks small questions one after the other.
-The baseline is the p50 of the same client without an attack, measured before and after it.
+The attacker has the lowest priority, as it would run on another machine. What it costs nevertheless is the control: the
+same attack on a sink, a process that reads requests and does nothing with them, beside the same client of the server.
+The floor is of the ratio to the control; the control's own baseline is the p50 without any attack, before and after.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import http.client
 import io
 import itertools
 import json
+import os
 import re
 import socket
+import socketserver
 import statistics
 import struct
 import subprocess
@@ -35,7 +39,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
 MESSAGE = {"role": "user", "content": "a"}
 MORE_MB = 200
-MORE_PICTURE_MB = 700  # 256 MB of processed pictures are kept, and one of 33 million pixels is decoded in 400 MB
+MORE_PICTURE_MB = 700  # at the peak: a picture of 33 million pixels is decoded and processed in 440 MB
 CHATS = "/v1/chat/completions"
 
 
@@ -49,32 +53,52 @@ def run(options: Options) -> Iterator[Row]:
 
 def _served(model: str, log: Path, attacks: Iterable[str], more_mb: float, seconds: float) -> Iterator[Row]:
     command = ("-m", "graftlm", "serve", model, "--port", "0")
-    with log.open("wb") as file, python_process.start(command, stdout=file, stderr=file) as server:
+    sink = ("-m", "bench.hostile.attacks", SINK)
+    with (
+        log.open("wb") as file,
+        python_process.start(command, stdout=file, stderr=file) as server,
+        python_process.start(sink, stdout=subprocess.PIPE) as control,
+    ):
         try:
-            port = _port(log)
-            took_ms(port, seconds)
+            assert control.stdout is not None
+            ports = _port(log), int(control.stdout.readline())
+            took_ms(ports[0], seconds)
             for name in attacks:
-                yield from _attacked(name, port, server.pid, seconds, more_mb)
+                yield from _attacked(name, ports, server.pid, seconds, more_mb)
         finally:
             server.terminate()
+            control.terminate()
 
 
-def _attacked(name: str, port: int, pid: int, seconds: float, most_mb: float) -> Iterator[Row]:
-    before, before_mb = took_ms(port, seconds), _memory_mb(pid)
-    command = ("-m", "bench.hostile.attacks", name, str(port), str(seconds + 1))
+def _attacked(name: str, ports: tuple[int, int], pid: int, seconds: float, most_mb: float) -> Iterator[Row]:
+    """Measure one attack. ports: of the server and the sink; most_mb: floor of the peak memory"""
+    port, sink = ports
+    idle = took_ms(port, seconds)
+    control, _ = _beside(name, sink, port, seconds)
+    before_mb = _memory_mb(pid)
+    _forget_peak(pid)
+    during, count = _beside(name, port, port, seconds)
+    more_mb, peak_mb = _memory_mb(pid) - before_mb, _memory_mb(pid, "VmHWM") - before_mb
+    idle += took_ms(port, seconds)
+    p50, base, unhurt = (statistics.median(took) for took in (during, control, idle))
+    what, shape = f"{name}: p50 of a steady client", {"attacks": count}
+    yield Row("attacks", what, p50, "ms", baseline=base, ratio=p50 / base, floor=1.2, at_most=True, shape=shape)
+    yield Row("attacks", f"{name}: control, on a sink", base, "ms", baseline=unhurt, ratio=base / unhurt)
+    yield Row("attacks", f"{name}: slowest answer", max(during), "ms", baseline=max(control))
+    yield Row("attacks", f"{name}: attacks that the server ended", count, "attacks", floor=1)
+    yield Row("attacks", f"{name}: memory above", more_mb, "MB", floor=MORE_MB, at_most=True)
+    yield Row("attacks", f"{name}: peak memory above", peak_mb, "MB", floor=most_mb, at_most=True)
+
+
+def _beside(name: str, attacked: int, port: int, seconds: float) -> tuple[list[float], int]:
+    """Attack one port while a steady client asks another; return its times and the number of attacks."""
+    command = ("-m", "bench.hostile.attacks", name, str(attacked), str(seconds + 1))
     with python_process.start(command, stdout=subprocess.PIPE) as attacker:
         assert attacker.stdout is not None
         attacker.stdout.readline()  # it has prepared its bytes
         time.sleep(0.5)
-        during = took_ms(port, seconds)
-        attacker.wait()
-    without = before + took_ms(port, seconds)
-    base, middle = statistics.median(without), statistics.median(during)
-    what = f"{name}: p50 of a steady client"
-    yield Row("attacks", what, middle, "ms", baseline=base, ratio=middle / base, floor=1.2, at_most=True)
-    yield Row("attacks", f"{name}: slowest answer", max(during), "ms", baseline=max(without))
-    more_mb = _memory_mb(pid) - before_mb
-    yield Row("attacks", f"{name}: memory above", more_mb, "MB", floor=most_mb, at_most=True)
+        took = took_ms(port, seconds)
+        return took, int(attacker.stdout.readline())
 
 
 def _port(log: Path) -> int:
@@ -86,10 +110,15 @@ def _port(log: Path) -> int:
         time.sleep(0.1)
 
 
-def _memory_mb(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+def _memory_mb(pid: int, name: str = "VmRSS") -> float:
+    """Return resident memory; `VmHWM` is its peak."""
+    found = re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found.group(1)) / 1024
+
+
+def _forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def took_ms(port: int, seconds: float) -> list[float]:
@@ -230,14 +259,54 @@ ATTACKS = {**TEXTS, **PICTURES}
 
 
 def _attack(name: str, port: int, seconds: float) -> None:
-    """Run an attack again and again, at most 20 times a second."""
+    """Run an attack again and again, at most 20 times a second, and print the number of attacks."""
+    os.nice(19)
     attack = ATTACKS[name]()
     print("prepared", flush=True)
-    end_s = time.monotonic() + seconds
+    count, end_s = 0, time.monotonic() + seconds
     while time.monotonic() < end_s:
         attack(port)
+        count += 1
         time.sleep(0.05)
+    print(count, flush=True)
+
+
+SINK = "sink"
+
+
+class _SinkServer(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+
+
+class _Sink(socketserver.BaseRequestHandler):
+    """Reads a request, 64 KiB of its headers at most, and refuses it."""
+
+    def handle(self) -> None:
+        with suppress(OSError):
+            self._read()
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+    def _read(self) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head and len(head) < 64 << 10 and (piece := self.request.recv(1 << 16)):
+            head += piece
+        before, end, body = head.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", before.lower())
+        missing = int(length.group(1)) - len(body) if end and length else 0
+        while missing > 0 and (piece := self.request.recv(1 << 18)):
+            missing -= len(piece)
+
+
+def _run_sink() -> None:
+    os.nice(19)
+    with _SinkServer(("127.0.0.1", 0), _Sink) as server:
+        print(server.server_address[1], flush=True)
+        server.serve_forever()
 
 
 if __name__ == "__main__":
-    _attack(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    if sys.argv[1] == SINK:
+        _run_sink()
+    else:
+        _attack(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
