@@ -70,10 +70,10 @@ def give_back() -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         torch_library().mkl_serv_free_buffers()
-    trim_heap()
+    trim_blocks()
 
 
-def trim_heap() -> None:
+def trim_blocks() -> None:
     """Return freed blocks of the C library to the system."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -19,7 +19,7 @@ import numpy as np
 
 from graftlm.core.chat.messages import ImagePart, Message, TextPart, VideoPart
 from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
-from graftlm.core.kv.memory import trim_heap
+from graftlm.core.kv.memory import trim_blocks
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, MediaText, place
@@ -414,7 +414,7 @@ class _Room:
                 self._used -= pixels
                 self._changed.notify_all()
             if pixels > _LARGE_PIXELS:
-                trim_heap()
+                trim_blocks()
 
 
 def media_parts(messages: Iterable[Message]) -> list[Part]:
