@@ -78,7 +78,7 @@ def execution_of(model: str, *, device: str = "auto", trust_remote_code: bool = 
     options = EngineConfig(device=device, trust_remote_code=trust_remote_code)
     config = model_config(model, options)
     dtype = getattr(config, "dtype", None) or torch.float32
-    with warnings.catch_warnings(), torch.random.fork_rng():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:

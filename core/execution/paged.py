@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from graftlm.core.errors import EngineError, ModelError
-from graftlm.core.tensor_parallel.ranks import ranks_at_hand
+from graftlm.core.tensor_parallel.ranks import HEAD_PARTS, ranks_at_hand
 from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
@@ -250,6 +250,7 @@ class PagedRunner:
         self.interrupt = np.zeros(1, np.int64)
         self._last = _last_attention(loaded)
         self.ranks = ranks_at_hand()
+        self._gathers = self.ranks is not None and hasattr(loaded.model, HEAD_PARTS)
 
     def forward(self, plan: WirePlan) -> torch.Tensor:
         """Compute the step: stores the KV of all its tokens.
@@ -267,7 +268,7 @@ class PagedRunner:
             if self._stack is not None and not plan.embedded:
                 logits = self._stack.run(plan, input_ids, torch.from_numpy(plan.logits_rows), self.attention)
                 if logits is not None:
-                    return logits
+                    return self._gathered(logits)
             wanted = self._wanted(plan, rows)
             state_step = StateStep.of(plan, device) if self.states is not None else None
             positions, rows_sent = send(plan.positions, device), send(rows, device)
@@ -375,4 +376,8 @@ class PagedRunner:
             with nullcontext({"input_ids": input_ids[None]}) if inputs is None else inputs as given:
                 output: Any = self._model(position_ids=position_ids, use_cache=False, **given, **keep)
             logits: torch.Tensor = output.logits[0]
-            return logits if self._keeps or rows is None else logits.index_select(0, rows)
+            return self._gathered(logits if self._keeps or rows is None else logits.index_select(0, rows))
+
+    def _gathered(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the whole vocabulary, where this rank's head computes a part of them."""
+        return self.ranks.gather(logits) if self._gathers and self.ranks is not None else logits

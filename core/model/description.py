@@ -17,6 +17,7 @@ from graftlm.core.hub import complete_folder, near_names, only_local, unreachabl
 from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.gguf.folder import description_folder, find_gguf
 from graftlm.core.model.known_models import find
+from graftlm.core.tensor_parallel.ranks import HEAD_PARTS
 from graftlm.core.text.tokenizer import Tokenizer, ends_of
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 def _vocab_size(model: nn.Module) -> int:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     rows = getattr(head, "out_features", None) or getattr(getattr(head, "weight", None), "shape", (None,))[0]
-    return int(rows or text_config(model.config).vocab_size)
+    return int(rows or text_config(model.config).vocab_size) * int(getattr(model, HEAD_PARTS, 1))
 
 
 def _context(hf_config: Any, config: EngineConfig) -> int:

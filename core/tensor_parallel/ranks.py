@@ -109,6 +109,20 @@ class Ranks:
             return None
         return self._sums.add_norm(parts, residual, norm)
 
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the columns of all ranks, in their order, on rank 0. part: [num_rows, n] of this rank
+
+        On other ranks the result has no meaning. While a model is loaded it is the part.
+        """
+        if not self.live or self._sums is None:
+            return part
+        self._num_sums += 1
+        self._progress.summing(self._num_sums)
+        try:
+            return self._sums.gather(part)
+        finally:
+            self._progress.summed()
+
     def from_first(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return rank 0's numbers, of which the other ranks know the shape. int64, up to 2**24"""
         if not self.live:
@@ -148,6 +162,9 @@ def loading_for(ranks: Ranks | None) -> Iterator[None]:
     finally:
         _current.ranks = before
 
+
+HEAD_PARTS = "graftlm_head_parts"
+"""The attribute of a model whose head computes the logits of a part of the vocabulary: the number of parts."""
 
 REDUCE = "graftlm_reduce"
 """The attribute of a module whose output is a part of a sum: a SumParts for code that does not call the module."""

@@ -17,7 +17,7 @@ from graftlm.core.hub import why_not
 from graftlm.core.model.description import model_config
 from graftlm.core.model.quantised.format_check import METHODS, check_format
 from graftlm.core.model.weights import choose_dtype, progress_bars, read_quantised, snapshot
-from graftlm.core.tensor_parallel.ranks import Ranks, add_sum
+from graftlm.core.tensor_parallel.ranks import HEAD_PARTS, Ranks, add_sum
 from graftlm.core.tensor_parallel.shard_plan import ShardPart, ShardPlan
 
 
@@ -58,8 +58,23 @@ def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
 
         model.generation_config = GenerationConfig.from_pretrained(source)
     add_sums(model, plan, ranks)
+    cut_head(model, ranks)
     found: nn.Module = model
     return found
+
+
+def cut_head(model: nn.Module, ranks: Ranks) -> None:
+    """Keep the rows of the head for this rank's part of the vocabulary, if all parts are equal."""
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    if type(head) is not nn.Linear or head.out_features % ranks.size or "lm_head" not in dict(model.named_children()):
+        return
+    num_rows = head.out_features // ranks.size
+    mine = slice(num_rows * ranks.rank, num_rows * (ranks.rank + 1))
+    head.weight = nn.Parameter(head.weight.detach()[mine].clone(), requires_grad=False)
+    if head.bias is not None:
+        head.bias = nn.Parameter(head.bias.detach()[mine].clone(), requires_grad=False)
+    head.out_features = num_rows
+    setattr(model, HEAD_PARTS, ranks.size)
 
 
 def add_sums(model: nn.Module, plan: ShardPlan, ranks: Ranks) -> None:

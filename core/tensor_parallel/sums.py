@@ -22,8 +22,8 @@ JOIN_S = 120.0
 LONGEST_SUM_S = 600.0
 """Seconds after which a sum that nobody has ended fails; the watch over the followers ends it much earlier."""
 
-SLAB_BYTES = 32 << 20
-"""Largest tensor that the own kernel sums: 1,536 rows of 8,192 numbers of two bytes, and some. NCCL sums the others."""
+SLAB_BYTES = 64 << 20
+"""Largest tensor that the own kernel sums: 8,192 rows of 4,096 numbers of two bytes. NCCL sums the others."""
 
 TEST_WIDTH = 4096
 """Numbers of a row of that test."""
@@ -44,6 +44,10 @@ class Sums(Protocol):
 
     def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
         """Add the sum to the residual and norm it in one kernel; None, with nothing done, where there is none."""
+        ...
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Put the columns of all ranks beside each other, for rank 0. part [num_rows, n] -> [num_rows, size * n]"""
         ...
 
     def abort(self) -> None:
@@ -87,6 +91,12 @@ class GlooSums:
 
     def add_norm(self, parts: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor | None:
         return None
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self._size)]
+        self._group.allgather([[one.view(torch.uint8) for one in parts]], [part.view(torch.uint8)]).wait()
+        return torch.cat(parts, -1)
 
     def abort(self) -> None:
         pass  # the connections of a process that has ended are closed
@@ -141,6 +151,15 @@ class DeviceSums:
         normed: torch.Tensor = self._own.add_norm(parts, residual, norm)
         return normed
 
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        part = part.contiguous()
+        if self._own is not None and self._own.gathers(part):
+            found: torch.Tensor = self._own.gather(part)
+            return found
+        parts = torch.empty(self._size, *part.shape, dtype=part.dtype, device=part.device)
+        _dist.all_gather_into_tensor(parts, part)
+        return parts.transpose(0, 1).reshape(len(part), -1)
+
     def _passes(self, own: Any, rank: int) -> bool:
         """Whether the kernel that also norms does as it must."""
         with self._timed():
@@ -172,13 +191,18 @@ class DeviceSums:
     def _added(self, rank: int) -> Any:
         try:
             own = self._connected(rank)
-            for dtype, num in ((torch.bfloat16, 4096), (torch.float32, 77_777), (torch.int64, 5)):
+            for dtype, num in ((torch.bfloat16, 4096), (torch.float32, 1_777_777), (torch.int64, 5)):
                 for number in range(5):
                     base = (torch.arange(num, device=self._device) * 7 + number) % 101
                     found = own((base * (rank + 1)).to(dtype)[None], dtype)
                     expected = (base * sum(range(1, self._size + 1))).to(dtype)
                     if not bool((found == expected).all()):
                         raise RuntimeError("the kernel's sum is wrong")
+                    rows = base[: num // 3 * 3].to(dtype).view(3, -1)
+                    found = own.gather(rows * (rank + 1))
+                    expected = torch.cat([rows * (each + 1) for each in range(self._size)], 1)
+                    if rank == 0 and not bool((found == expected).all()):
+                        raise RuntimeError("the kernel's gathered columns are wrong")
             return own
         except Exception as error:
             self.reason = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
@@ -189,7 +213,7 @@ class DeviceSums:
         generator = torch.Generator(self._device).manual_seed(5)
         weight = torch.rand(TEST_WIDTH, generator=generator, device=self._device).bfloat16()
         norm = Norm(weight, 1e-5)
-        for dtype, rows in ((torch.float32, 3), (torch.bfloat16, 70), (torch.float32, 3)):
+        for dtype, rows in ((torch.float32, 3), (torch.bfloat16, 70), (torch.bfloat16, 600), (torch.float32, 3)):
             shape = (self._size, 2, rows, TEST_WIDTH)
             parts = torch.randn(shape, generator=generator, device=self._device).to(dtype)
             residual = torch.randn(rows, TEST_WIDTH, generator=generator, device=self._device).bfloat16()

@@ -40,7 +40,7 @@ def random_model(kind: str = "llama", seed: int = 0, **config: Any) -> PreTraine
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    with warnings.catch_warnings(), torch.random.fork_rng():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         described = AutoConfig.for_model(kind, **{**TINY, **config})

@@ -22,8 +22,15 @@ from graftlm.kernels.norm import Norm
 REGION = 8192
 """Bytes of a slab that each program of a plain sum has, whatever the dtype: a program's sums alternate between two."""
 
-TRIES = 512
+TRIES = 4096
 """Looks at a peer's flag between two looks at the abort word, which lies in host memory."""
+
+FLAG_WORDS = tl.constexpr(8)
+"""Words of a program's flags, one for each rank, so at most 8 ranks: 32 bytes, which the memory moves at once."""
+
+SUM_PROGRAMS = NORM_PROGRAMS = 264
+"""Programs of a sum, and of one with a norm: all of them run at once on a Hopper GPU. Each has several regions of a
+large tensor, always the same ones."""
 
 
 @triton.jit
@@ -32,20 +39,31 @@ def _tell(flags, program, count, RANK: tl.constexpr, SIZE: tl.constexpr):
     tl.debug_barrier()
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            theirs = tl.load(flags + peer).to(tl.pointer_type(tl.int32)) + program * SIZE + RANK
+            theirs = tl.load(flags + peer).to(tl.pointer_type(tl.int32)) + program * FLAG_WORDS + RANK
             tl.atomic_xchg(theirs, count + 1, sem="release", scope="sys")
 
 
 @triton.jit
+def _acquire(address):
+    """Load an int32 that a peer stores; later loads see what the peer has stored before."""
+    return tl.inline_asm_elementwise(
+        "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _await(flags, program, count, abort, RANK: tl.constexpr, SIZE: tl.constexpr, TRIES: tl.constexpr):
-    """Wait until all peers have told, or the abort word is set."""
+    """Wait until all peers have told, or the abort word is set.
+
+    Programs look by plain loads: atomic operations of many programs would keep the peers' stores from arriving.
+    """
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            mine = tl.load(flags + RANK).to(tl.pointer_type(tl.int32)) + program * SIZE + peer
-            seen = tl.atomic_add(mine, 0, sem="acquire", scope="sys")
+            mine = tl.load(flags + RANK) + (program * FLAG_WORDS + peer).to(tl.int64) * 4
+            seen = _acquire(mine)
             tries = 0
             while seen < count + 1:
-                seen = tl.atomic_add(mine, 0, sem="acquire", scope="sys")
+                seen = _acquire(mine)
                 tries += 1
                 if tries % TRIES == 0:  # noqa: SIM102, Triton evaluates both sides of `and`
                     if tl.load(abort.to(tl.pointer_type(tl.int32)), volatile=True) != 0:
@@ -67,64 +85,62 @@ def _total(own, slabs, at, ok, RANK: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.
 
 
 @triton.jit
-def _sum(
-    part, out, slabs, flags, counters, abort, n, part_stride, slab_numbers,
-    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, TRIES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Program (block). slabs, flags: int64 [SIZE], addresses on each rank; counters: int32, sums of each program.
-
-    A program's sums alternate between two slabs: it writes one again after the peers have told of the sum between.
-    """
-    block = tl.program_id(0)
-    i = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < n
-    kind = out.dtype.element_ty
-    value = tl.load(part + i, mask=ok, other=0).to(WIDE)
-    for other in tl.static_range(1, PARTS):
-        value += tl.load(part + other * part_stride + i, mask=ok, other=0).to(WIDE)
-    own = value.to(kind)
-    count = tl.load(counters + block)
-    at = (count % 2).to(tl.int64) * slab_numbers + i
-    here = tl.load(slabs + RANK).to(tl.pointer_type(kind)) + at
-    tl.store(tl.multiple_of(here, 16), own, mask=ok)
-    _tell(flags, block, count, RANK, SIZE)
-    _await(flags, block, count, abort, RANK, SIZE, TRIES)
-    tl.store(out + i, _total(own, slabs, at, ok, RANK, SIZE, WIDE).to(kind), mask=ok)
-    tl.store(counters + block, count + 1)
+def _own(parts, at, ok, part_stride, PARTS: tl.constexpr, WIDE: tl.constexpr):
+    """Add the parts of this rank."""
+    value = tl.load(parts + at, mask=ok, other=0).to(WIDE)
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(parts + part * part_stride + at, mask=ok, other=0).to(WIDE)
+    return value
 
 
 @triton.jit
-def _sum_norm(
-    parts, residual, weight, shift, out, slabs, flags, counters, abort, n, part_stride, slab_numbers, eps,
-    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, TRIES: tl.constexpr, NORM: tl.constexpr,
-    ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+def _sum(
+    part, out, slabs, flags, counters, abort, n, part_stride, slab_numbers,
+    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, TRIES: tl.constexpr,
+    BLOCK: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row): add the parts of all ranks to the residual, and norm it. slabs, flags, counters: as of _sum
+    """Program (p): blocks p, p + num_programs, ...; only with LOOPS more than one.
 
-    Parts are exchanged in their own dtype, each row in 4 * n bytes of a slab.
+    slabs, flags: int64 [SIZE], addresses on each rank; counters: int32, sums of each program. A program's sums
+    alternate between two slabs: it writes one again after the peers have told of the sum between. A block belongs to
+    the same program in all sums.
     """
-    launch_dependents(PDL)
-    row = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    ok = i < n
+    program = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    kind = out.dtype.element_ty
+    count = tl.load(counters + program)
+    half = (count % 2).to(tl.int64) * slab_numbers
+    here = tl.load(slabs + RANK).to(tl.pointer_type(kind)) + half
+    if LOOPS:
+        for block in range(program, tl.cdiv(n, BLOCK), tl.num_programs(0)):
+            i = tl.cast(block, tl.int64) * BLOCK + lane
+            value = _own(part, i, i < n, part_stride, PARTS, WIDE).to(kind)
+            tl.store(tl.multiple_of(here + i, 16), value, mask=i < n)
+        _tell(flags, program, count, RANK, SIZE)
+        _await(flags, program, count, abort, RANK, SIZE, TRIES)
+        for block in range(program, tl.cdiv(n, BLOCK), tl.num_programs(0)):
+            i = tl.cast(block, tl.int64) * BLOCK + lane
+            own = tl.load(tl.multiple_of(here + i, 16), mask=i < n, other=0)
+            tl.store(out + i, _total(own, slabs, half + i, i < n, RANK, SIZE, WIDE).to(kind), mask=i < n)
+    else:
+        i = program.to(tl.int64) * BLOCK + lane
+        ok = i < n
+        own = _own(part, i, ok, part_stride, PARTS, WIDE).to(kind)
+        tl.store(tl.multiple_of(here + i, 16), own, mask=ok)
+        _tell(flags, program, count, RANK, SIZE)
+        _await(flags, program, count, abort, RANK, SIZE, TRIES)
+        tl.store(out + i, _total(own, slabs, half + i, ok, RANK, SIZE, WIDE).to(kind), mask=ok)
+    tl.store(counters + program, count + 1)
+
+
+@triton.jit
+def _add_norm(
+    own, before, slabs, at, at_row, residual, scale, shift, out, i, ok, n, eps,
+    RANK: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr, ROUNDED: tl.constexpr, CENTERED: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Add the parts of all ranks to one row of the residual, and norm it."""
     kind = residual.dtype.element_ty
-    held = parts.dtype.element_ty
-    at_row = row.to(tl.int64) * n + i
-    if NORM:
-        scale = tl.load(weight + i, mask=ok, other=0.0)
-    grid_wait(PDL)
-    value = tl.load(parts + at_row, mask=ok, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        value += tl.load(parts + part * part_stride + at_row, mask=ok, other=0.0).to(tl.float32)
-    own = value.to(held)
-    count = tl.load(counters + row)
-    at = (count % 2).to(tl.int64) * slab_numbers + row.to(tl.int64) * (4 * n // (held.primitive_bitwidth // 8)) + i
-    here = tl.load(slabs + RANK).to(tl.pointer_type(held)) + at
-    tl.store(tl.multiple_of(here, 16), own, mask=ok)
-    _tell(flags, row, count, RANK, SIZE)
-    before = tl.load(residual + at_row, mask=ok, other=0.0).to(tl.float32)
-    _await(flags, row, count, abort, RANK, SIZE, TRIES)
     rounded = (_total(own, slabs, at, ok, RANK, SIZE, tl.float32) + before).to(kind)
     tl.store(residual + at_row, rounded, mask=ok)
     if NORM:
@@ -132,13 +148,97 @@ def _sum_norm(
         if SHIFTED:
             value += tl.load(shift + i, mask=ok, other=0.0).to(tl.float32)
         tl.store(out + at_row, value.to(kind), mask=ok)
-    tl.store(counters + row, count + 1)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _sum_norm(
+    parts, residual, weight, shift, out, slabs, flags, counters, abort, num_rows, n, part_stride, slab_numbers, eps,
+    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, TRIES: tl.constexpr, NORM: tl.constexpr,
+    ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (p): add the parts of all ranks to rows p, p + num_programs, ... of the residual, and norm them.
+
+    LOOPS, slabs, flags, counters: as of _sum. Parts are exchanged in their own dtype, a row in 4 * n bytes of a slab.
+    """
+    launch_dependents(PDL)
+    program = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    ok = i < n
+    held = parts.dtype.element_ty
+    scale = tl.load(weight + i, mask=ok & NORM, other=0.0)
+    count = tl.load(counters + program)
+    half = (count % 2).to(tl.int64) * slab_numbers + i
+    stride = 4 * n // (held.primitive_bitwidth // 8)
+    here = tl.load(slabs + RANK).to(tl.pointer_type(held))
+    grid_wait(PDL)
+    if LOOPS:
+        for row in range(program, num_rows, tl.num_programs(0)):
+            at_row = tl.cast(row, tl.int64) * n + i
+            value = _own(parts, at_row, ok, part_stride, PARTS, tl.float32).to(held)
+            tl.store(tl.multiple_of(here + half + tl.cast(row, tl.int64) * stride, 16), value, mask=ok)
+        _tell(flags, program, count, RANK, SIZE)
+        _await(flags, program, count, abort, RANK, SIZE, TRIES)
+        for row in range(program, num_rows, tl.num_programs(0)):
+            at_row, at = tl.cast(row, tl.int64) * n + i, half + tl.cast(row, tl.int64) * stride
+            own = tl.load(tl.multiple_of(here + at, 16), mask=ok, other=0)
+            before = tl.load(residual + at_row, mask=ok, other=0.0).to(tl.float32)
+            _add_norm(
+                own, before, slabs, at, at_row, residual, scale, shift, out, i, ok, n, eps,
+                RANK, SIZE, NORM, ROUNDED, CENTERED, SHIFTED,
+            )  # fmt: skip
+    else:
+        at_row, at = program.to(tl.int64) * n + i, half + program.to(tl.int64) * stride
+        own = _own(parts, at_row, ok, part_stride, PARTS, tl.float32).to(held)
+        tl.store(tl.multiple_of(here + at, 16), own, mask=ok)
+        _tell(flags, program, count, RANK, SIZE)
+        before = tl.load(residual + at_row, mask=ok, other=0.0).to(tl.float32)
+        _await(flags, program, count, abort, RANK, SIZE, TRIES)
+        _add_norm(
+            own, before, slabs, at, at_row, residual, scale, shift, out, i, ok, n, eps,
+            RANK, SIZE, NORM, ROUNDED, CENTERED, SHIFTED,
+        )  # fmt: skip
+    tl.store(counters + program, count + 1)
+
+
+@triton.jit
+def _gather(
+    part, out, slabs, flags, counters, abort, n, num_cols, slab_numbers,
+    RANK: tl.constexpr, SIZE: tl.constexpr, TRIES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (block): store numbers of part [rows, num_cols] in rank 0's slab, which puts all parts beside each other.
+
+    Arguments as of _sum; `slab_numbers` of each rank's share of a slab, which is written again two gathers later: rank
+    0 has read it then, because sums of all ranks are between.
+    """
+    block = tl.program_id(0)
+    at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = at < n
+    kind = out.dtype.element_ty
+    count = tl.load(counters + block)
+    share = ((count % 2) * SIZE).to(tl.int64)
+    own = tl.load(part + at, mask=ok, other=0)
+    if RANK != 0:
+        there = tl.load(slabs).to(tl.pointer_type(kind)) + (share + RANK) * slab_numbers + at
+        tl.store(tl.multiple_of(there, 16), own, mask=ok)
+        tl.debug_barrier()
+        flag = tl.load(flags).to(tl.pointer_type(tl.int32)) + block * FLAG_WORDS + RANK
+        tl.atomic_xchg(flag, count + 1, sem="release", scope="sys")
+    else:
+        to = at // num_cols * num_cols * SIZE + at % num_cols
+        tl.store(out + to, own, mask=ok)
+        _await(flags, block, count, abort, RANK, SIZE, TRIES)
+        for peer in tl.static_range(1, SIZE):
+            here = tl.load(slabs).to(tl.pointer_type(kind)) + (share + peer) * slab_numbers + at
+            value = tl.load(tl.multiple_of(here, 16), mask=ok, other=0, cache_modifier=".cg")
+            tl.store(out + to + peer * num_cols, value, mask=ok)
+    tl.store(counters + block, count + 1)
 
 
 class Area(NamedTuple):
     """Memory of all ranks for one kind of sums.
 
-    slabs, flags  int64 [num_ranks], addresses on every rank: two slabs of `slab_bytes`; int32 [programs, ranks], zeros
+    slabs, flags  int64 [num_ranks], addresses on every rank: two slabs of `slab_bytes`; int32 [programs, FLAG_WORDS]
     counters      int32 [programs], sums of each program
     """
 
@@ -154,8 +254,8 @@ class Area(NamedTuple):
         return cls(slabs, slabs + 2 * slab_bytes, torch.zeros(programs, dtype=torch.int32, device=device), slab_bytes)
 
     @staticmethod
-    def num_bytes(slab_bytes: int, programs: int, num_ranks: int) -> int:
-        return 2 * slab_bytes + -(-4 * programs * num_ranks // 256) * 256
+    def num_bytes(slab_bytes: int, programs: int) -> int:
+        return 2 * slab_bytes + 4 * int(FLAG_WORDS.value) * programs
 
 
 class RankSum:
@@ -166,21 +266,33 @@ class RankSum:
     slab_bytes  of the largest tensor
     """
 
-    MAX_ROWS = 1024
-    """Rows of a sum with a norm."""
+    NORM_BYTES = 128 << 20
+    """Bytes of the rows of a sum with a norm, in float32: 8,192 rows of 4,096 numbers."""
+
+    GATHERED_BYTES = 36 << 20
+    """Largest part of a rank that is gathered, the logits of 256 rows of half a vocabulary of 128,000 and some."""
 
     def __init__(self, rank: int, bases: list[int], abort: int, slab_bytes: int, device: torch.device) -> None:
+        if len(bases) > FLAG_WORDS.value:
+            raise ValueError(f"{len(bases)} ranks, the kernels take {FLAG_WORDS.value}")
         self._rank, self._size, self._abort = rank, len(bases), abort
-        self._blocks = Area.at(bases, slab_bytes, slab_bytes // REGION, device)
-        after = Area.num_bytes(slab_bytes, slab_bytes // REGION, len(bases))
-        self._rows = Area.at([base + after for base in bases], slab_bytes, self.MAX_ROWS, device)
+        areas, offset = [], 0
+        for area_bytes, programs in self._areas(slab_bytes, len(bases)):
+            areas.append(Area.at([base + offset for base in bases], area_bytes, programs, device))
+            offset += Area.num_bytes(area_bytes, programs)
+        self._blocks, self._rows, self._columns = areas
         self._width: int | None = None  # of rows that are normed: all of a model have one
+
+    @classmethod
+    def _areas(cls, slab_bytes: int, num_ranks: int) -> list[tuple[int, int]]:
+        """Return bytes of a slab, and programs: of sums, of sums with a norm, and of gathers."""
+        gathers = cls.GATHERED_BYTES * num_ranks, cls.GATHERED_BYTES // REGION
+        return [(slab_bytes, SUM_PROGRAMS), (cls.NORM_BYTES, NORM_PROGRAMS), gathers]
 
     @classmethod
     def num_bytes(cls, slab_bytes: int, num_ranks: int) -> int:
         """Bytes of memory for sums of up to `slab_bytes`."""
-        programs = slab_bytes // REGION, cls.MAX_ROWS
-        return sum(Area.num_bytes(slab_bytes, number, num_ranks) for number in programs)
+        return sum(Area.num_bytes(area_bytes, programs) for area_bytes, programs in cls._areas(slab_bytes, num_ranks))
 
     def takes(self, shape: torch.Size, dtype: torch.dtype) -> bool:
         """Whether a sum of this shape fits."""
@@ -194,17 +306,41 @@ class RankSum:
         out = make(parts.shape[1:], dtype=dtype, device=parts.device)
         n, block = out.numel(), REGION // dtype.itemsize
         slabs, flags, counters, slab_bytes = self._blocks
-        _sum[(triton.cdiv(n, block),)](
+        num_blocks = triton.cdiv(n, block)
+        _sum[(min(num_blocks, SUM_PROGRAMS),)](
             parts, out, slabs, flags, counters, self._abort, n, n, slab_bytes // dtype.itemsize,
             PARTS=len(parts), RANK=self._rank, SIZE=self._size,
-            WIDE=tl.float32 if dtype.is_floating_point else tl.int64, TRIES=TRIES, BLOCK=block, num_warps=8,
+            WIDE=tl.float32 if dtype.is_floating_point else tl.int64, TRIES=TRIES, BLOCK=block,
+            LOOPS=num_blocks > SUM_PROGRAMS, num_warps=8,
+        )  # fmt: skip
+        return out
+
+    def gathers(self, part: torch.Tensor) -> bool:
+        """Whether `gather` takes a part."""
+        return part.numel() * part.itemsize <= self.GATHERED_BYTES
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Put part [num_rows, n] of all ranks beside each other. -> [num_rows, size * n] on rank 0, anything elsewhere
+
+        A sum of all ranks must be between this gather and the next but one.
+        """
+        part = part.contiguous()
+        num_rows, num_cols = part.shape
+        make = torch.zeros if is_dry() else torch.empty
+        out = make(num_rows, num_cols * self._size, dtype=part.dtype, device=part.device)
+        block = REGION // part.itemsize
+        slabs, flags, counters, _ = self._columns
+        _gather[(triton.cdiv(part.numel(), block),)](
+            part, out, slabs, flags, counters, self._abort, part.numel(), num_cols,
+            self.GATHERED_BYTES // part.itemsize, RANK=self._rank, SIZE=self._size, TRIES=TRIES, BLOCK=block,
+            num_warps=8,
         )  # fmt: skip
         return out
 
     def norms(self, parts: torch.Tensor) -> bool:
         """Whether `add_norm` takes parts [num_parts, num_rows, n]."""
         _, num_rows, n = parts.shape
-        fits = num_rows <= self.MAX_ROWS and 4 * num_rows * n <= self._rows.slab_bytes
+        fits = 4 * num_rows * n <= self._rows.slab_bytes
         return fits and n % 8 == 0 and self._width in (None, n)
 
     def forget_width(self) -> None:
@@ -223,13 +359,14 @@ class RankSum:
         out = torch.empty_like(residual) if norm is not None else residual
         slabs, flags, counters, slab_bytes = self._rows
         block = triton.next_power_of_2(n)
-        _sum_norm[(num_rows,)](
+        _sum_norm[(min(num_rows, NORM_PROGRAMS),)](
             parts, residual, norm.weight if norm is not None else residual,
             norm.bias if norm is not None and norm.bias is not None else residual, out, slabs, flags, counters,
-            self._abort, n, num_rows * n, slab_bytes // parts.itemsize, norm.eps if norm is not None else 0.0,
+            self._abort, num_rows, n, num_rows * n, slab_bytes // parts.itemsize, norm.eps if norm is not None else 0.0,
             PARTS=num_parts, RANK=self._rank, SIZE=self._size, TRIES=TRIES, NORM=norm is not None,
             ROUNDED=norm is not None and norm.rounded, CENTERED=norm is not None and norm.centered,
             SHIFTED=norm is not None and norm.bias is not None, BLOCK=block,
+            LOOPS=num_rows > NORM_PROGRAMS,
             num_warps=16 if n > 2048 else max(block // 128, 4), **pdl_options(residual),
         )  # fmt: skip
         return out
