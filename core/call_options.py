@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from graftlm.core.answer_format import schema_of_format
-from graftlm.core.chat.messages import Message
+from graftlm.core.chat.messages import Message, ToolCall
 from graftlm.core.chat.thinking import learn_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
@@ -17,7 +17,7 @@ from graftlm.core.chat.tools import Tool, named_apart
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown, with_own_names
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.config import EndpointConfig
-from graftlm.core.request import Request
+from graftlm.core.request import Completion, Request
 from graftlm.core.runtime import Runtime
 
 SAMPLING = tuple(field.name for field in fields(SamplingParams))
@@ -216,3 +216,12 @@ def answer_schema(response_format: Any, schema_of: Callable[[type], Any]) -> Any
         f"response_format is {str(response_format)[:80]!r}; give {{'type': 'json_schema', 'json_schema': "
         "{'name': ..., 'schema': ...}}}, {'type': 'json_object'}, or a pydantic class"
     )
+
+
+def hold_for_tools(runtime: Runtime, asked: Request | Completion, calls: Sequence[ToolCall]) -> None:
+    """Keep the KV of a conversation where it is cheapest while its caller runs the tools that an answer calls.
+
+    The expected pause is the mean of earlier ones of the same tools. No calls: nothing is held.
+    """
+    if calls:
+        runtime.hold(asked, label=", ".join(sorted({call.name for call in calls})))

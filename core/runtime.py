@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.source import EndpointSource
 from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage, checked, is_batch
 from graftlm.core.serving.checked_listener import CheckedListener
-from graftlm.core.serving.engine_thread import EngineThread, Pin
+from graftlm.core.serving.engine_thread import EngineThread, Held, Pin, waits_of
 from graftlm.core.serving.prompt_waves import waves
 from graftlm.core.serving.stream import (
     Answer,
@@ -95,6 +96,9 @@ class SharedRuntimes:
 
 CONSTRAINT_WAIT_S = 1.0
 """Seconds to wait for the compilation of constraints while weights load, so that an error comes before them."""
+
+
+_hold_numbers = itertools.count(1)
 
 
 class Runtime(OneConstructor):
@@ -333,6 +337,38 @@ class Runtime(OneConstructor):
         done = self.complete(Request(prefix, want_logits=True, pin=True))
         return Pin(self._thread, done.pin, done.usage.prompt_tokens)
 
+    def hold(
+        self,
+        prefix: Completion | Request | Prompt,
+        seconds: float | None = None,
+        *,
+        label: str = "",
+        namespace: str = "",
+    ) -> Held:
+        """Say that a caller returns with a cached prefix after a pause, for example of a tool; returns at once.
+
+        prefix   the answer to a request, that request, or a prompt
+        seconds  expected pause; None for the mean of earlier pauses with this label, at first 1 second
+        label    of the cause of the pause, such as the name of a tool
+
+        The KV is kept where it is cheapest meanwhile. Among prefixes on hold that of the latest return is evicted
+        first: before all others where host memory is behind the pool (CacheConfig.host_bytes) and the pause is 0.25
+        seconds or longer, else after all others. A hold takes no memory and changes no answer. It ends when a request
+        begins with the prefix, with `release()`, or after 4 times the expected pause and a second.
+
+        Engines without a cache of their own (endpoints, Ray) ignore it.
+        """
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            raise ConfigError(f"hold: seconds is {seconds!r}; give the expected pause, above 0, or None")
+        key: int | np.ndarray
+        if isinstance(prefix, Completion | Request):
+            key = prefix.request_id if isinstance(prefix, Completion) else prefix.id
+        else:
+            key = np.asarray(self.processor.encode(prefix, add_generation_prompt=False).ids, np.int32)
+        number = next(_hold_numbers)
+        self._thread.post(partial(_hold, number, key, namespace, seconds, label))
+        return Held(self._thread, number)
+
     @overload
     def explain(self, completion: Completion) -> CacheReport: ...
     @overload
@@ -537,6 +573,12 @@ class Runtime(OneConstructor):
             raise self._thread.failure
         if self._thread.closed:
             raise EngineError("the runtime is closed; make a new one")
+
+
+def _hold(number: int, key: int | np.ndarray, namespace: str, seconds: float | None, label: str, engine: Any) -> None:
+    waits = waits_of(engine)
+    if waits is not None:
+        waits.hold(number, key, namespace, seconds, label)
 
 
 def _drop_cached(ids: np.ndarray, keep: int, engine: Any) -> None:

@@ -26,7 +26,7 @@ from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces,
 from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.adapters.dspy.sharing import shared
-from graftlm.core.call_options import ToolRequest, tool_request
+from graftlm.core.call_options import ToolRequest, hold_for_tools, tool_request
 from graftlm.core.chat.thinking import Thinking, learn_thinking, split_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import parse_completion
@@ -274,6 +274,7 @@ class _EngineBase:
     def _response(self, call: _Call, completion: Completion) -> lm15.Response:
         said = parse_completion(call.form, completion, call.thinking)
         wire.check_calls(said)
+        hold_for_tools(self.runtime, completion, said.calls)
         others = completion.completions
         if call.thinking is not None:
             others = [replace(one, text=split_thinking(call.thinking, one.text)[1]) for one in others]

@@ -36,7 +36,7 @@ from graftlm.adapters.langchain.schemas import (
     named_schema,
     openai_tool,
 )
-from graftlm.core.call_options import answer_schema, tool_request, with_thinking
+from graftlm.core.call_options import answer_schema, hold_for_tools, tool_request, with_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice
 from graftlm.core.chat.tool_parser import AnswerReader, parse_completion
@@ -123,6 +123,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         generations = []
         for index, item in enumerate(completion.completions or [completion]):
             text = parse_completion(form, item, call.request.thinking)
+            hold_for_tools(call.runtime, call.request, text.calls)
             message = ai_message(item, text, call.model_name, completion.usage if index == 0 else None)
             info = {"finish_reason": message.response_metadata["finish_reason"]}
             generations.append(ChatGeneration(message=message, generation_info=info))
@@ -132,6 +133,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     def _message(self, call: Call, completion: Completion, options: dict[str, Any]) -> AIMessage:
         form = self._form(call, options)
         text = parse_completion(form, completion, call.request.thinking)
+        hold_for_tools(call.runtime, call.request, text.calls)
         message = ai_message(completion, text, call.model_name, completion.usage)
         message.response_metadata["token_usage"] = token_usage([completion.usage])
         return message
@@ -295,6 +297,7 @@ class _StreamReader:
             yield ChatGenerationChunk(message=self._last(chunk))
 
     def _last(self, chunk: Chunk) -> AIMessageChunk:
+        hold_for_tools(self._call.runtime, self._call.request, self._reader.calls)
         reason = "tool_calls" if self._reader.calls else chunk.finish_reason
         usage = usage_metadata(chunk.usage) if chunk.usage is not None and self._with_usage else None
         metadata = response_metadata(self._call.model_name, reason, None, chunk.usage)

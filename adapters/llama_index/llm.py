@@ -195,15 +195,16 @@ class GraftLLM(OneConstructor, StructuredPrediction):
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         with call_errors():
             request, form = self._chat_request(messages, kwargs)
-            return chat_response(self.model, self.runtime_for().complete(request), form, request.thinking)
+            runtime = self.runtime_for()
+            return chat_response(self.model, runtime.complete(request), form, request.thinking, runtime)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         with call_errors():
             request, form = self._chat_request(messages, kwargs)
-            return chat_response(
-                self.model, await loop_batching.complete(self.runtime_for(), request), form, request.thinking
-            )
+            runtime = self.runtime_for()
+            completion = await loop_batching.complete(runtime, request)
+            return chat_response(self.model, completion, form, request.thinking, runtime)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
@@ -212,9 +213,11 @@ class GraftLLM(OneConstructor, StructuredPrediction):
         reader = ChatReader(self.model, form, request.thinking)
 
         def read() -> ChatResponseGen:
-            with call_errors(), self.runtime_for().submit_stream(request) as chunks:
+            runtime = self.runtime_for()
+            with call_errors(), runtime.submit_stream(request) as chunks:
                 for chunk in chunks:
                     yield reader.read(chunk)
+            call_options.hold_for_tools(runtime, request, reader.calls)
 
         return read()
 
@@ -225,10 +228,12 @@ class GraftLLM(OneConstructor, StructuredPrediction):
         reader = ChatReader(self.model, form, request.thinking)
 
         async def read() -> ChatResponseAsyncGen:
+            runtime = self.runtime_for()
             with call_errors():
-                async with aclosing(self.runtime_for().submit_astream(request)) as chunks:
+                async with aclosing(runtime.submit_astream(request)) as chunks:
                     async for chunk in chunks:
                         yield reader.read(chunk)
+            call_options.hold_for_tools(runtime, request, reader.calls)
 
         return read()
 

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from graftlm.core.call_options import hold_for_tools
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
 from graftlm.core.chat.thinking import Thinking, split_thinking
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import AnswerReader, InvalidCall, ParsedAnswer, parse_completion
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, TokenLogprob, Usage
+from graftlm.core.runtime import Runtime
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
@@ -183,9 +185,10 @@ def _written(arguments: Any) -> str:
 
 
 def chat_response(
-    model_name: str, completion: Completion, form: ToolFormat | None, thinking: Thinking | None = None
+    model_name: str, completion: Completion, form: ToolFormat | None, thinking: Thinking | None, runtime: Runtime
 ) -> ChatResponse:
     text = parse_completion(form, completion, thinking)
+    hold_for_tools(runtime, completion, text.calls)
     reason = "tool_calls" if text.calls else completion.finish_reason
     return ChatResponse(
         message=chat_message(text),
@@ -214,6 +217,11 @@ class ChatReader:
         self._model_name = model_name
         self._reader = AnswerReader(form, thinking)
         self._content = self._thought = ""
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The complete tool calls so far."""
+        return self._reader.calls
 
     def read(self, chunk: Chunk) -> ChatResponse:
         text = "".join(delta.text for delta in self._reader.read(chunk) if delta.index is None)

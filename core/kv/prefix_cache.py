@@ -14,6 +14,7 @@ from graftlm.core.errors import EngineError
 from graftlm.core.kv.pages import PagePool
 from graftlm.core.kv.radix import Node, Peek, RadixTree, eviction_key
 from graftlm.core.kv.states import MOVING, StateSlots
+from graftlm.core.kv.waits import Waits
 from graftlm.core.metrics import PrefixMiss
 from graftlm.core.sequence import HeldSlots, Sequence
 from graftlm.kernels.wire_plan import Extent, clip_range
@@ -89,6 +90,7 @@ class PrefixCache:
         self._publishes = config.enabled
         self._pin_ids = itertools.count(1)
         self.tiers: CacheTiers | None = None
+        self.waits = Waits(self.tree, lambda: self.tiers is not None)
 
     @property
     def num_slots(self) -> int:
@@ -124,6 +126,8 @@ class PrefixCache:
             return 0
         limit = self.peek(sequence).length if sequence.prompt.spans else first_logit
         match = self.tree.match(ids[:limit], namespace, with_state=self.states is not None)
+        if self.waits:
+            self.waits.started(ids[:limit], namespace)
         if self.tiers is not None:
             self.tiers.started(sequence, match.node)
         self._start_state(sequence, match.node)
@@ -201,6 +205,8 @@ class PrefixCache:
         self.pool.free(kv.own)
         if kv.node is not None:
             self.tree.unlock(kv.node)
+            if publish:
+                self.waits.finished(sequence.request.id, kv.node, sequence.num_prompt_tokens)
             if self.tiers is not None:
                 self.tiers.ended(kv.node)
         kv.node, kv.shared, kv.num_shared, kv.own = None, [], 0, []
@@ -306,6 +312,8 @@ class PrefixCache:
 
     def evict(self, num_tokens: int) -> None:
         """Free the slots of at least `num_tokens` cached tokens, or of all that are unlocked. Only this evicts."""
+        if self.waits:
+            self.waits.expire()
         freed = self.tree.evict(num_tokens)
         if self.tiers is not None:
             self.tiers.saves.flush()

@@ -8,12 +8,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from graftlm.core.config import CacheConfig
 from graftlm.kernels.wire_plan import Extent, clip_range
+
+if TYPE_CHECKING:
+    from graftlm.core.kv.waits import Hold
 
 Ids = np.ndarray  # int32 [num_tokens]
 
@@ -24,7 +27,7 @@ class Node:
     `locks` counts the running sequences and pins at or below this node; only nodes without locks
     are evicted. `last_access` is a tick of the tree's own clock, `hits` how often a match used the node. `state` is the
     slot of the model's state after the node's last token (states.py), for a model with layers that have one. `in_files`
-    says whether it was given to a cache folder.
+    says whether it was given to a cache folder. `hold` says when the caller returns that waits with it.
     """
 
     __slots__ = (
@@ -40,6 +43,7 @@ class Node:
         "queued",
         "state",
         "in_files",
+        "hold",
     )
 
     def __init__(self, key: Ids, extent: Extent, parent: Node | None, tick: int, namespace: str) -> None:
@@ -55,6 +59,7 @@ class Node:
         self.queued = False
         self.state: int | None = None
         self.in_files = False
+        self.hold: Hold | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -103,6 +108,13 @@ def _lru(node: Node) -> Any:
 
 def _lfu(node: Node) -> Any:
     return (node.hits, node.last_access)
+
+
+def _place(node: Node, policy: Callable[[Node], Any]) -> tuple[int, Any]:
+    """Return the sort key of a leaf: waiting ones that move to host memory, the policy's order, those that stay."""
+    if node.hold is None:
+        return 1, policy(node)
+    return 0 if node.hold.moves else 2, -node.hold.returns_s
 
 
 def eviction_key(config: CacheConfig) -> Callable[[Node], Any]:
@@ -254,7 +266,7 @@ class RadixTree:
         duplicates += clip_range(slots, max(whole, owned_from), len(ids))
         if position > match.length:
             self.version += 1
-            self._offer(node)
+            self.offer(node)
         return Inserted(node, path, duplicates)
 
     def lock(self, node: Node) -> None:
@@ -272,7 +284,7 @@ class RadixTree:
             step.locks -= 1
             if step.locks == 0:
                 self.num_protected -= step.num_tokens
-                self._offer(step)
+                self.offer(step)
             step = step.parent
 
     def evict(self, num_tokens: int) -> list[Extent]:
@@ -353,19 +365,22 @@ class RadixTree:
         start, stop = node.extent
         upper = Node(node.key[:length], Extent(start, start + length), parent, node.last_access, node.namespace)
         upper.locks, upper.hits, upper.created = node.locks, node.hits, node.created
+        upper.hold = node.hold
+        if upper.hold is not None:
+            upper.hold.nodes.append(upper)
         parent.children[self._first_page(upper.key)] = upper
         node.key, node.extent, node.parent = node.key[length:], Extent(start + length, stop), upper
         upper.children[self._first_page(node.key)] = node
         return upper
 
-    def _offer(self, node: Node) -> None:
+    def offer(self, node: Node) -> None:
         """Queue `node` for eviction if it is an unlocked leaf; drop the root of a namespace that is empty."""
         if node.parent is None:
             if not node.children and node.locks == 0 and self._roots.get(node.namespace) is node:
                 del self._roots[node.namespace]
         elif not node.children and node.locks == 0 and not node.queued:
             node.queued = True
-            heapq.heappush(self._heap, (self.key(node), next(self._order), node))
+            heapq.heappush(self._heap, (_place(node, self.key), next(self._order), node))
 
     def _pop_leaf(self) -> Node | None:
         while self._heap:
@@ -373,8 +388,8 @@ class RadixTree:
             node.queued = False
             if node.children or node.locks or node.parent is None:
                 continue  # no longer an evictable leaf
-            if self.key(node) != key:
-                self._offer(node)  # used since it was queued
+            if _place(node, self.key) != key:
+                self.offer(node)  # used since it was queued
                 continue
             return node
         return None
@@ -387,7 +402,7 @@ class RadixTree:
         del parent.children[self._first_page(leaf.key)]
         leaf.parent = None
         self.num_tokens -= leaf.num_tokens
-        self._offer(parent)
+        self.offer(parent)
         return leaf.extent
 
     def _trim(self, leaf: Node, keep: int) -> Extent:
@@ -396,5 +411,5 @@ class RadixTree:
         start, stop = leaf.extent
         self.num_tokens -= leaf.num_tokens - keep
         leaf.key, leaf.extent = leaf.key[:keep], Extent(start, start + keep)
-        self._offer(leaf)
+        self.offer(leaf)
         return Extent(start + keep, stop)

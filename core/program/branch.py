@@ -13,6 +13,7 @@ from graftlm.core.errors import EngineError, RequestCancelled
 from graftlm.core.program.expression import (
     Expression,
     Gen,
+    Hold,
     Image,
     RoleBegin,
     RoleEnd,
@@ -64,6 +65,8 @@ class Branch:
         self._transcript: Transcript | None = None
         self._held: list[Text] = []  # texts of a compiled program, whose order is decided at their end
         self._num_groups = 0
+        self.last_call: Request | None = None
+        self.held_kv: Any = None
         self._scopes: dict[str, int] = {}  # name -> where the scope's text begins
         self._queue: deque[tuple[Expression, Variable | None]] = deque()
         self._suspended = parent is not None  # until a model call ends, or until the parent reaches the fork
@@ -185,6 +188,9 @@ class Branch:
                 self.fail(error)
 
     def _execute(self, part: Expression, variable: Variable | None, transcript: Transcript) -> None:
+        if isinstance(part, Hold):  # no part of the text
+            self.held_kv = _hold_kv(part, self)
+            return
         if self.run.part_order is not None:
             if isinstance(part, Text):
                 self._held.append(part)
@@ -229,6 +235,7 @@ class Branch:
         """Continue from the current state of `parent`."""
         self._transcript = transcript
         self.details, self._scopes = dict(parent.details), dict(parent._scopes)
+        self.last_call = parent.last_call
         with self.run.changed:
             self._suspended = False
             self._post()
@@ -288,6 +295,7 @@ class Branch:
             return future
 
         self._suspended = True
+        self.last_call = requests[0]
         self.run.call(Call(self.run.backend, requests, submitted, self._resuming(on_done, part, variable)), self)
 
     def _resuming(
@@ -317,6 +325,16 @@ class Branch:
             while branch is not None:
                 branch._usage += usage
                 branch = branch.parent
+
+
+def _hold_kv(part: Hold, branch: Branch) -> Any:
+    """Hold the KV of the last model call in place of an earlier hold, or end that. -> what ends it, or None"""
+    if branch.held_kv is not None:
+        branch.held_kv.release()
+    hold = getattr(branch.run.backend, "hold", None)
+    if part.ends or hold is None or branch.last_call is None:
+        return None
+    return hold(branch.last_call, part.seconds, label=part.label)
 
 
 def _drop(part: Expression, variable: Variable | None, error: BaseException) -> None:

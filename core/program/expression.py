@@ -108,6 +108,15 @@ class Select(Expression):
 
 
 @dataclass(frozen=True)
+class Hold(Expression):
+    """The KV of the text so far waits for `seconds`; None ends the wait."""
+
+    seconds: float | None
+    label: str = ""
+    ends: bool = False
+
+
+@dataclass(frozen=True)
 class Image(Expression):
     """An image inside a user turn."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graftlm.core.errors import ConfigError
 from graftlm.core.program.expression import (
     Expression,
+    Hold,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
@@ -73,6 +75,17 @@ class ProgramState:
         if not isinstance(num_branches, int) or num_branches < 1:
             raise ConfigError(f"fork({num_branches!r}): the number of branches must be at least 1")
         return ForkGroup(self, [ProgramState(child) for child in self._branch.fork(num_branches)])
+
+    def hold(self, seconds: float | None = None, *, label: str = "") -> HeldState:
+        """Say that the program is busy elsewhere, for example in a tool, and goes on from here after `seconds`.
+
+        The KV of the text so far is kept where it is cheapest meanwhile; see `Runtime.hold`. It ends with the next
+        model call of this state, with `release()` of the result, or with its `with` block.
+        """
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            raise ConfigError(f"hold({seconds!r}): give the expected pause in seconds, above 0, or None")
+        self._branch.append(Hold(seconds, label))
+        return HeldState(self._branch)
 
     def set(self, name: str, value: Any) -> None:
         """Set a variable to a value."""
@@ -210,6 +223,23 @@ class ProgramState:
         return (
             f"ProgramState({doing}, {len(branch.text)} characters, variables: {', '.join(branch.variables) or 'none'})"
         )
+
+
+class HeldState:
+    """The KV of a state that waits, see `ProgramState.hold`."""
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+
+    def release(self) -> None:
+        """End the hold: the KV is evicted as any other."""
+        self._branch.append(Hold(None, ends=True))
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class ForkGroup(Sequence[ProgramState]):

@@ -21,6 +21,7 @@ from graftlm.core.serving.caller_waves import CallerWaves, WakeChain
 
 if TYPE_CHECKING:
     from graftlm.core.engine_protocol import Engine
+    from graftlm.core.kv.waits import Waits
     from graftlm.core.request import Chunk, Completion, Listener, Submission
 
 Task = Callable[["Engine"], object]
@@ -374,6 +375,37 @@ class Pin:
 
     def __exit__(self, *_: object) -> None:
         self.unpin()
+
+
+class Held:
+    """A cached prefix whose caller returns later, see `Runtime.hold`. It ends by itself when the caller returns."""
+
+    def __init__(self, thread: EngineThread, number: int) -> None:
+        self._thread = thread
+        self._number = number
+
+    def release(self) -> None:
+        """End the hold: nobody returns. Idempotent, and allowed after the runtime was closed."""
+        number = self._number
+        self._thread.post(lambda engine: _release(engine, number))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def waits_of(engine: Any) -> Waits | None:
+    """Return the holds of an engine's cache; None for an engine without a cache of its own."""
+    found: Waits | None = getattr(getattr(engine, "cache", None), "waits", None)
+    return found
+
+
+def _release(engine: Any, number: int) -> None:
+    waits = waits_of(engine)
+    if waits is not None:
+        waits.release(number)
 
 
 class _Caller:
