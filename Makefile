@@ -58,7 +58,7 @@ test: setup
 test-newcomer: setup
 	@$(PYTHON) tests/newcomer.py $(ARGS)
 
-# Clients of others, in the versions that are newest when .scratch/clients is empty; ARGS=NAME runs one.
+# Clients of others in pinned versions, installed into .scratch/clients; ARGS=NAME runs one, ARGS=--newest takes the newest versions.
 test-clients: setup
 	@$(PYTHON) -m tests.clients.run $(ARGS)
 

@@ -165,6 +165,64 @@ def instructor_create() -> None:
     assert [*partial][-1].name
 
 
+def agent_framework_run() -> None:
+    """Microsoft's Agent Framework: an answer, a stream, a tool, a schema and a session, on responses and on chat."""
+    import asyncio
+
+    from agent_framework import Agent
+    from agent_framework.openai import OpenAIChatClient, OpenAIChatCompletionClient
+
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"sun in {city}"
+
+    async def run(kind: Any) -> None:
+        options: Any = {"temperature": 0, "max_tokens": 80}
+        agent: Any = Agent(kind("sprout", api_key="none", base_url=f"{URL}/v1"), default_options=options)
+        text = (await agent.run(ASK[0]["content"])).text
+        assert "baker" in text
+        stream = agent.run(ASK[0]["content"], stream=True)
+        assert [update async for update in stream]
+        assert (await stream.get_final_response()).text == text
+        called = await agent.run(RAIN[0]["content"], tools=[weather], options={"tool_choice": "required"})
+        assert "function_result" in [part.type for message in called.messages for part in message.contents]
+        assert (await agent.run(ASK[0]["content"], options={"response_format": Person})).value.name
+        session = agent.create_session()
+        await agent.run("Mara is a baker.", session=session)
+        assert "baker" in (await agent.run("What is Mara?", session=session)).text
+
+    for kind in (OpenAIChatClient, OpenAIChatCompletionClient):
+        asyncio.run(run(kind))
+
+
+def langchain_traced() -> None:
+    """LangChain under OpenTelemetry: the spans of a chain hold the model and the tokens that the server counted."""
+    from langchain_core.prompts import ChatPromptTemplate
+    from langchain_openai import ChatOpenAI
+    from openinference.instrumentation.langchain import LangChainInstrumentor
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    LangChainInstrumentor().instrument(tracer_provider=provider)
+    given: Any = {"base_url": f"{URL}/v1", "api_key": "none", "temperature": 0, "max_tokens": 80, "stream_usage": True}
+    model: Any = ChatOpenAI(model="sprout", **given)
+    chain = ChatPromptTemplate.from_messages([("user", "Mara is a {job}. What is Mara?")]) | model
+    text = str(chain.invoke({"job": "baker"}).content)
+    assert "baker" in text
+    assert "".join(str(chunk.content) for chunk in chain.stream({"job": "baker"})) == text
+    tool = {"type": "function", "function": FUNCTION}
+    assert "city" in model.bind_tools([tool], tool_choice="required").invoke(RAIN).tool_calls[0]["args"]
+    assert model.with_structured_output(Person, method="json_schema").invoke(ASK).name
+    spans: list[Any] = [one.attributes for one in exporter.get_finished_spans() if one.name == "ChatOpenAI"]
+    assert len(spans) == 4, [one.name for one in exporter.get_finished_spans()]
+    for span in spans:
+        assert span["llm.model_name"] == "sprout"
+        assert span["llm.token_count.prompt"] > 0 and span["llm.token_count.completion"] > 0
+
+
 JOBS: dict[str, list[Callable[[], None]]] = {
     "openai": [openai_chat, openai_responses],
     "anthropic": [anthropic_messages],
@@ -173,7 +231,12 @@ JOBS: dict[str, list[Callable[[], None]]] = {
     "openai-agents": [agents_run],
     "pydantic-ai-slim": [pydantic_ai_run],
     "instructor": [instructor_create],
+    "agent-framework": [agent_framework_run],
+    "langchain-openai": [langchain_traced],
 }
+
+DISTRIBUTIONS = {"agent-framework": "agent-framework-core"}
+"""The distribution of a client that is not named as the client."""
 
 
 def main() -> int:
@@ -187,9 +250,8 @@ def main() -> int:
             except Exception:
                 how, failed = "FAILED", failed + 1
                 traceback.print_exc()
-            print(
-                f"{package} {version(package)}: {job.__name__} {how} in {time.monotonic() - started:.1f} s", flush=True
-            )
+            name = f"{package} {version(DISTRIBUTIONS.get(package, package))}"
+            print(f"{name}: {job.__name__} {how} in {time.monotonic() - started:.1f} s", flush=True)
     return failed
 
 
