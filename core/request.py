@@ -237,6 +237,7 @@ class Request:
     thinking_budget  limit of thinking tokens; the end marker is then forced. None for no limit.
     begun      the delivered part of each of the n answers, which the engine continues; () for a new request.
     span_context  the context of the OpenTelemetry span in which the request was built; None without one.
+    num_prompt_tokens  tokens of the encoded prompt; None before it is encoded, and where an endpoint encodes it.
     """
 
     prompt: Any
@@ -256,6 +257,7 @@ class Request:
     thinking_budget: int | None = None
     begun: tuple[Begun, ...] = ()
     span_context: Any = field(default_factory=telemetry.current_span, repr=False)
+    num_prompt_tokens: int | None = field(default=None, init=False)
     id: int = field(default_factory=lambda: next(_request_ids))
 
     @property
@@ -281,6 +283,10 @@ class Submission:
     arrived_s: float = field(default_factory=time.monotonic)
     id: int = field(default_factory=lambda: next(_submission_ids))
     """The argument of `Engine.cancel`. A request that is submitted twice has two ids."""
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None:
+            self.request.num_prompt_tokens = len(self.prompt.ids)
 
     def constraint_error(self, deadline_s: float) -> GraftError | None:
         """Wait for the compilation of the constraint until `deadline_s` of time.monotonic; return its error, if any."""

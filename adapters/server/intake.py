@@ -43,13 +43,18 @@ class Answer:
         self.streams = False  # True after the first chunk
         self.num_open = len(requests)
         self.num_sequences = sum(request.sampling.n for request in requests)
-        self.num_tokens = 0  # of the chunks so far
+        self.generated = [0] * len(requests)  # tokens of each request's chunks so far
         self.cancelled = False
         self.withdrawn = False  # cancelled by the operator, whose client is told
         self.write_at_once: Callable[[deque[tuple[int, Event]]], bool] | None = None
         self._events: deque[tuple[int, Event]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._futures: list[Future[Completion]] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens of the chunks so far."""
+        return sum(self.generated)
 
     async def events(self) -> deque[tuple[int, Event]]:
         """Return all events since the last call; waits for one, or for `wake`."""
@@ -199,7 +204,7 @@ class Intake:
                 if answer.streams:
                     self.metrics.written(now - answer.last_s)
                 answer.streams = True
-                answer.num_tokens += len(event.token_ids)
+                answer.generated[number] += len(event.token_ids)
             else:
                 answer.num_open -= 1
                 if not answer.num_open:
@@ -208,7 +213,7 @@ class Intake:
                 if isinstance(event, Completion):
                     self.metrics.ended(answer, event, now)
                 elif event is not None:
-                    self.metrics.failed(answer, event, now)
+                    self.metrics.failed(answer, number, event, now)
             answer.last_s = now
             answer.take(number, event)
             told[answer] = None

@@ -162,12 +162,14 @@ class Metrics(Collector):
             "p99": times[min(len(times) - 1, 99 * len(times) // 100)] if times else None,
         }
 
-    def failed(self, answer: Answer, error: BaseException, now_s: float) -> None:
-        """Count a request that ended with an error; a cancelled one is in the histograms too, as in vLLM."""
+    def failed(self, answer: Answer, number: int, error: BaseException, now_s: float) -> None:
+        """Count request `number` of an answer, which ended with an error; a cancelled one is in the histograms too."""
         if isinstance(error, RequestCancelled):
             seen = self._histograms
             seen["e2e_request_latency_seconds"].observe(now_s - answer.arrived_s)
-            seen["request_generation_tokens"].observe(answer.num_tokens)
+            seen["request_generation_tokens"].observe(answer.generated[number])
+            if (num := answer.requests[number].num_prompt_tokens) is not None:
+                seen["request_prompt_tokens"].observe(num)
             self._asked(answer)
             self._ended.labels(*self._labels, "abort").inc()
         self._failed.labels(*self._labels, type(error).__name__).inc()

@@ -127,7 +127,8 @@ def test_a_cancelled_request_and_each_status_are_counted(server: Served) -> None
         time.sleep(0.02)
     for name in ("vllm:e2e_request_latency_seconds_count", "vllm:request_params_n_count"):
         assert after[name] == before[name] + 1
-    assert after["vllm:request_generation_tokens_sum"] > before["vllm:request_generation_tokens_sum"]
+    for name in ("vllm:request_generation_tokens_sum", "vllm:request_prompt_tokens_sum"):
+        assert after[name] > before[name]
     assert after["vllm:iteration_tokens_total_count"] > before["vllm:iteration_tokens_total_count"]
     families = text_string_to_metric_families(server.get("/metrics")[1])
     samples = [sample for family in families for sample in family.samples]
