@@ -163,7 +163,15 @@ class Parser:
         return token_id < len(self._mask) and self._mask[token_id] != 0
 
     def _take(self, token_id: int) -> None:
-        num_backtracked, accepted = self._interpreter.commit_token(token_id)
+        try:
+            num_backtracked, accepted = self._interpreter.commit_token(token_id)
+        except ValueError as error:
+            if "forced bytes" not in str(error):
+                raise
+            raise GrammarError(
+                "a text inside the grammar has the name of a special token, and llguidance encodes it as that token; "
+                "give guidance.special_token(name), guidance._ast.SpecialToken(id=...), or append the text on its own"
+            ) from error
         if num_backtracked:
             del self.tokens[-num_backtracked:]
         self.tokens += accepted

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,8 +58,13 @@ class Family:
     def __init__(self, name: str) -> None:
         make, self.scripts = FAMILIES[name]
         self.answer = "text"
-        self.model = ScriptedModel(lambda prompt: self.scripts[self.answer])
+        self.model = ScriptedModel(self._rest)
         self.runtime = self.model.runtime(tokenizer=make()).load()
+
+    def _rest(self, prompt: str) -> str:
+        """The answer without its beginning that the prompt ends with."""
+        script = self.scripts[self.answer]
+        return next((script[end:] for end in range(len(script), 0, -1) if prompt.endswith(script[:end])), script)
 
     async def post(self, path: str = "/v1/chat/completions", **given: Any) -> httpx.Response:
         server = Server(self.runtime, ServerSettings(model_names=("m",)))
@@ -179,6 +187,32 @@ def test_langchain_llama_index_and_dspy_have_their_blocks(family: Family) -> Non
     called = ChatGraftLM(runtime=family.runtime).bind_tools(TOOLS).invoke("hi")
     assert isinstance(called, AIMessage)
     assert [(call["name"], call["args"]) for call in called.tool_calls] == [("weather", {"city": "Rome"})]
+
+
+def test_a_guidance_program_writes_the_markers_as_special_tokens(family: Family) -> None:
+    from guidance import assistant, gen, user
+    from guidance._ast import SpecialToken
+
+    from graftlm.adapters.guidance import GraftModel
+
+    family.answer = "text"
+    before, after = family.scripts["text"].split(THOUGHT)
+    begin, end = (re.split(r"(<\|\w+\|>|\[/?\w+\])", part.removesuffix("Sun.")) for part in (before, after))
+    ids = family.runtime.tokenizer.complete.convert_tokens_to_ids
+
+    def written(parts: list[str]) -> Any:
+        nodes = [SpecialToken(id=ids(part)) if part[0] in "<[" else part for part in parts if part]
+        return functools.reduce(operator.add, nodes, "")
+
+    with user():
+        lm = GraftModel(runtime=family.runtime, echo=False) + "Weather?"
+    with assistant():
+        said = lm + written(begin) + gen("thought", max_tokens=40) + written(end) + gen("answer", max_tokens=20)
+    assert (said["thought"], said["answer"]) == (THOUGHT, "Sun.")
+    assert str(said).endswith(family.scripts["text"])
+    text = "".join(end)
+    with pytest.raises(gl.GrammarError, match="special token"), assistant():
+        lm + (before + gen("thought", max_tokens=9, stop=text) + text)
 
 
 def test_an_agent_sees_its_own_thinking_and_calls_again(family: Family) -> None:
