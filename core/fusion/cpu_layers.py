@@ -169,11 +169,11 @@ def _parts_of(
         return modules
     if not modules.qkv:
         return "projections of other names" if modules.attends else "a module with a state"
-    norm = Norm.of(modules.before_attention)
-    if norm is None:
+    like = getattr(modules.before_attention, "weight", None)
+    if not isinstance(like, torch.Tensor) or Norm.of(modules.before_attention) is None:
         return "no RMSNorm before its attention"
     try:
-        probe = LayerProbe.of(layer, rotary, norm.weight, max(_PROBED) if compared else 1, switch, compared=compared)
+        probe = LayerProbe.of(layer, rotary, like, max(_PROBED) if compared else 1, switch, compared=compared)
     except Exception as error:  # its arguments or outputs differ: it keeps its own forward
         return f"it does not run by itself ({type(error).__name__})"
     if probe is None:
@@ -264,25 +264,40 @@ def weights_of(modules: LayerModules, call: AttentionCall) -> LayerWeights | str
     """
     from graftlm.kernels.cpu.decoder.decoder_layer import LayerWeights
 
-    before, after = Norm.of(modules.before_attention), Norm.of(modules.before_mlp)
-    norms = (before, after, *(Norm.of(norm) for norm in (modules.q_norm, modules.k_norm)))
-    if before is None or after is None or any(norm is not None and not norm.is_plain for norm in norms):
-        return "its norms are no plain RMSNorms before attention and MLP"
-    if modules.after_attention is not None or modules.after_mlp is not None:
-        return "a norm after its attention or MLP"
+    own = modules.before_attention, modules.before_mlp, modules.q_norm, modules.k_norm
+    own += modules.after_attention, modules.after_mlp
+    norms = [rms_norm_of(module) for module in own]
+    before, after, q_norm, k_norm, after_attention, after_mlp = norms
+    known = all((module is None) == (norm is None) for module, norm in zip(own, norms, strict=True))
+    if before is None or after is None or not known:
+        return "its norms are no RMSNorms before attention and MLP"
     if modules.factor != 1.0:
         return f"a factor of {modules.factor:g} on what it adds"
-    if modules.activation != "silu" or modules.down is None:
-        return "its MLP is not down(silu(gate) * up)"
+    if modules.activation is None or modules.down is None:
+        return "its MLP is not down(silu(gate) * up), or with GELU"
     parts = [_panels(linears) for linears in (modules.qkv, (modules.out,), modules.gate_up, (modules.down,))]
     for linears, panels in zip((modules.qkv, (modules.out,), modules.gate_up, (modules.down,)), parts, strict=True):
         if panels is None:
             return f"a weight of shape {_shapes(linears)} that is not packed in panels"
     qkv, out, gate_up, down = (part or [] for part in parts)
     num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[3]
-    q_norm, k_norm = norms[2:]
-    weights = LayerWeights(before, qkv, q_norm, k_norm, out[0], after, gate_up, down[0], num_heads, num_kv_heads, dim)
+    weights = LayerWeights(
+        before, qkv, q_norm, k_norm, out[0], after, gate_up, down[0], num_heads, num_kv_heads, dim,
+        modules.activation, after_attention, after_mlp,
+    )  # fmt: skip
     return weights.problem() or weights
+
+
+def rms_norm_of(module: nn.Module | None) -> Norm | None:
+    """Return the RMSNorm of a module in the form of the compiled code; None if it is of another kind."""
+    norm = Norm.of(module)
+    if norm is None or norm.centered or norm.bias is not None:
+        return None
+    if norm.rounded:
+        return norm
+    dtype = next(iter(module.parameters())).dtype if module is not None else torch.float32
+    # in float32 there is nothing to round, so that both forms are one
+    return norm._replace(weight=norm.weight.float(), rounded=dtype is torch.float32)
 
 
 def _shapes(modules: tuple[nn.Module, ...]) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from graftlm.core.fusion.cpu_layers import FusedCpuLayer, skinny_head
+from graftlm.core.fusion.cpu_layers import FusedCpuLayer, rms_norm_of, skinny_head
 from graftlm.core.fusion.layer_parts import decoder_stacks
-from graftlm.core.fusion.layer_probe import rotations as rotations_of
+from graftlm.core.fusion.layer_probe import kind_of, rotations as rotations_of
 from graftlm.kernels.cpu.huge_pages import move_later
 from graftlm.kernels.cpu.linear.packed_codes import PackedRows
-from graftlm.kernels.norm import Norm
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
@@ -58,20 +56,19 @@ def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:
     fused = [layer for layer in layers if isinstance(layer, FusedCpuLayer)]
     if not fused or len(fused) < len(layers):
         return f"{len(layers) - len(fused)} of {len(layers)} layers keep their own forward"
-    norm = Norm.of(getattr(owner, "norm", None))
+    norm = rms_norm_of(getattr(owner, "norm", None))
     embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
     head = skinny_head(model)
-    if norm is None or not norm.is_plain:
-        return "no plain RMSNorm after the last layer"
+    if norm is None:
+        return "no RMSNorm after the last layer"
     if head is None:
         return "a head that is no linear layer in panels, or in rows of a multiple of 16"
     compiled = fused[0].decode.layers
     if [layer.decode for layer in fused] != [(compiled, i) for i in range(len(compiled.weights))]:
         return "layers in another order"
-    if type(embedding) is not nn.Embedding and not isinstance(embedding, PackedRows):
+    scale = _scale_of(embedding)
+    if scale is None:
         return f"an embedding of type {type(embedding).__name__}"
-    if "layer_type" in inspect.signature(rotary.forward).parameters:
-        return "layers with rotations of their own"
     table = embedding.panels if isinstance(embedding, PackedRows) else embedding.weight.detach()
     num_rows, dense = embedding.num_embeddings, not isinstance(table, torch.Tensor) or table.is_contiguous()
     if table.dtype != compiled.dtype or not dense or num_rows < head.num_out:
@@ -86,10 +83,35 @@ def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:
 
     like = torch.zeros(1, 1, embedding.embedding_dim, dtype=table.dtype)
 
+    kinds = [kind_of(layer, rotary) for layer in modules]
+    each = [dict(items) for items in dict.fromkeys(tuple(kind.items()) for kind in kinds)]
+
     def rotations(num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = rotations_of(rotary, like, torch.arange(num_positions)[None])
-        return cos[0], sin[0]
+        positions = torch.arange(num_positions)[None]
+        found = [rotations_of(rotary, like, positions, **kind) for kind in each]
+        return torch.stack([cos[0] for cos, _ in found]), torch.stack([sin[0] for _, sin in found])
 
-    from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
+    if len({cos.shape[-1] for kind in each for cos in rotations_of(rotary, like, torch.arange(1)[None], **kind)}) > 1:
+        return "rotations of several sizes"
 
-    return DecoderStack(compiled, params, table, rotations, norm, head, max_positions)
+    from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack, Rotations, ScaledEmbedding
+
+    tables = [each.index(kind) for kind in kinds]
+    embedded = ScaledEmbedding(table, scale)
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    turns, cap = Rotations(rotations, tables), getattr(text, "final_logit_softcapping", None)
+    return DecoderStack(compiled, params, embedded, turns, norm, head, max_positions, cap)
+
+
+def _scale_of(embedding: Any) -> float | None:
+    """Return the factor of an embedding's rows (Gemma's), rounded to their dtype; None for an unknown embedding."""
+    if type(embedding) is nn.Embedding or isinstance(embedding, PackedRows):
+        return 1.0
+    scale = getattr(embedding, "embed_scale", None)
+    if not isinstance(embedding, nn.Embedding) or not isinstance(scale, torch.Tensor | float | int):
+        return None
+    ids = torch.arange(min(8, embedding.num_embeddings))
+    rounded = torch.as_tensor(scale).to(embedding.weight.dtype)
+    same = torch.equal(embedding(ids), embedding.weight[ids] * rounded)
+    return float(rounded) if same else None

@@ -59,7 +59,7 @@ class LayerProbe:
         """
         hidden = torch.randn(1, num_tokens, like.shape[0], device=like.device).to(like.dtype)
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
-        embeddings = rotations(rotary, hidden, positions, **_kind_of(layer, rotary))
+        embeddings = rotations(rotary, hidden, positions, **kind_of(layer, rotary))
         cos, sin = embeddings if isinstance(embeddings, tuple) else (embeddings, embeddings)
         calls, out = _run(layer, hidden, embeddings, switch)
         if compared:
@@ -93,7 +93,7 @@ def rotations(rotary: Callable[..., Any], x: torch.Tensor, positions: torch.Tens
     return rotary(x, positions[None].expand(3, -1, -1), **kind)
 
 
-def _kind_of(layer: nn.Module, rotary: nn.Module) -> dict[str, str]:
+def kind_of(layer: nn.Module, rotary: nn.Module) -> dict[str, str]:
     """Return the arguments that select this layer's rotation where a rotary embedding has several."""
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return {}

@@ -301,7 +301,7 @@ class _Ragged:
             if leak > MAX_LEAK:
                 return _leak(leak)
             self._first()
-        second = self._second()
+        second = self._second(apart=self._loaded.stack is not None)
         error = self._loaded.error = self._error(first, second)
         return None if error < self._limit or self._mostly(first, second) else _differs("", error, self._limit)
 
@@ -339,10 +339,15 @@ class _Ragged:
         long = [*self._long[1:], self._long[0]] if exchanged else self._long
         return self._runner.forward(probe_plan([long, self._short], self._places, [(0, self._cut), (0, 6)]))
 
-    def _second(self) -> torch.Tensor:
-        """Run the tokens that are left."""
-        pieces = [(self._cut, len(self._long)), (6, len(self._short))]
-        return self._runner.forward(probe_plan([self._long, self._short], self._places, pieces))
+    def _second(self, *, apart: bool = False) -> torch.Tensor:
+        """Run the tokens that are left. apart: the last one alone, a step that every stack of compiled layers takes"""
+        last = len(self._short) - apart
+        pieces = [(self._cut, len(self._long)), (6, last)]
+        logits = self._runner.forward(probe_plan([self._long, self._short], self._places, pieces))
+        if not apart:
+            return logits
+        alone = probe_plan([self._short], self._places[1:], [(last, last + 1)], [1])
+        return torch.cat([logits.clone(), self._runner.forward(alone)])
 
     def _error(self, first: torch.Tensor, second: torch.Tensor) -> float:
         cut = self._cut

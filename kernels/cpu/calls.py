@@ -67,11 +67,12 @@ class MatmulCall(ctypes.Structure):
               consecutive
     segments  int64 [num_segments, SEGMENT], the weights whose outputs are concatenated. Each: first panel, number of
               outputs, first column of `out`, address of the weight, address of an up projection or 0, address of the
-              bias or 0. With an up projection, the result is silu(x W^T) * (x U^T). Then for the weight and for the up
+              bias or 0. With an up projection, the result is gate(x W^T) * (x U^T). Then for the weight and for the up
               projection, of quantised panels: address of the loop of a PanelCall, bytes of a panel, address of the
               table, Arithmetic of the loop, inputs of a block; 0 for other weights
     forms     forms of the rows that loops of PanelCalls read, a sum of these flags; 0 without such loops
     add       whether the result is added to `out`
+    gelu      whether the gate of an up projection is GELU, by its tanh form, and not SiLU
 
     A weight is packed in panels, or row-major: then depth is a multiple of 16, and it has at least 4 outputs.
     """
@@ -79,33 +80,41 @@ class MatmulCall(ctypes.Structure):
     _fields_ = (
         *_SHARED,
         *int_fields("num_rows", "depth", "x", "x_row", "x_bfloat16", "task_rows"),
-        *int_fields("segments", "num_segments", "out", "out_row", "add", "forms"),
+        *int_fields("segments", "num_segments", "out", "out_row", "add", "forms", "gelu"),
     )
 
 
 class NormCall(ctypes.Structure):
+    """The arguments of x += added; out = RMSNorm of x.
+
+    added_norm  weight of an RMSNorm of `added` before the sum, or 0
+    wide        whether weights are float32 and multiply values that are not rounded (Gemma)
+    """
+
     _fields_ = (
         *int_fields("next_task", "num_rows", "size", "x", "added", "added_row", "weight", "out", "out_row"),
+        *int_fields("added_norm", "wide"),
         ("eps", ctypes.c_float),
+        ("added_eps", ctypes.c_float),
     )
 
 
 class RotationCall(ctypes.Structure):
     _fields_ = (
         *int_fields("next_task", "num_rows", "q", "q_row", "k", "k_row", "num_heads", "num_kv_heads", "head_dim"),
-        *int_fields("rotary_dim", "cos", "sin", "table_row", "q_norm", "k_norm"),
+        *int_fields("rotary_dim", "cos", "sin", "table_row", "q_norm", "k_norm", "wide"),
         ("eps", ctypes.c_float),
     )
 
 
-class SiluMulCall(ctypes.Structure):
-    _fields_ = int_fields("next_task", "num_rows", "size", "gate", "up", "row", "out", "out_row")
+class GateMulCall(ctypes.Structure):
+    _fields_ = int_fields("next_task", "num_rows", "size", "gate", "up", "row", "out", "out_row", "gelu")
 
 
 BEFORE, ATTEND, AFTER = 1, 2, 4
 """Parts of a layer: norm, projections to queries, keys and values with their rotation; attention; the rest."""
 
-PHASES = 5
+PHASES = 6
 """Phases of a layer whose tasks are rows; two phases of the head follow the last layer."""
 
 
@@ -114,6 +123,11 @@ class LayerCall(ctypes.Structure):
 
     qkv_out  elements [num_rows, num_heads + 2 * num_kv_heads, head_dim], output of the matmul `qkv`
     gate     elements [num_rows, gate_size], output of the matmul `gate_up`
+    wide     whether the norms' weights are float32 and multiply values that are not rounded (Gemma)
+    attention_norm, output_norm  weights of RMSNorms of the attention's and of the MLP's output before they are added to
+             the residual stream, or 0. The matmul `o`, or `down`, then writes elements [num_rows, hidden_size] at
+             `addend`
+    table    the number of the layer's rotation among those of the tables `cos` and `sin`
     k_store, v_store  elements [num_kv_heads, num_slots, head_dim], the store of keys and values; 0 stores none
     singles, blocks, prefixes  addresses of calls of the attention's loops `decode` and `prefill`, or 0: for single
              queries, for blocks of queries, and for blocks over prefixes that rows share
@@ -124,9 +138,12 @@ class LayerCall(ctypes.Structure):
         *int_fields("norm", "qkv", "qkv_out", "num_heads", "num_kv_heads", "head_dim", "q_norm", "k_norm"),
         *int_fields("k_store", "v_store", "num_slots", "decode", "singles", "prefill", "blocks", "prefixes", "shared"),
         *int_fields("o", "mlp_norm", "gate_up", "gate", "gate_size", "down"),
+        *int_fields("wide", "attention_norm", "output_norm", "addend", "table"),
         ("eps", ctypes.c_float),
         ("head_eps", ctypes.c_float),
         ("mlp_eps", ctypes.c_float),
+        ("attention_eps", ctypes.c_float),
+        ("output_eps", ctypes.c_float),
     )
 
 
@@ -139,10 +156,13 @@ class LayersCall(ctypes.Structure):
     x          elements [num_rows, hidden_size], the residual stream
     ids        int64 [num_rows], rows of `embedding` that initialise x; 0 if x is initialised
     gather     address of the loop of `rows`, a GatherCall of `ids` to x, in place of `embedding`; 0 without
-    positions  int64 [num_rows], rows of `cos` and `sin`, `table_row` elements apart
+    embedding_scale  factor of the rows of `embedding`, rounded to an element
+    positions  int64 [num_rows], rows of `cos` and `sin`, `table_row` elements apart; tables of several rotations are
+               `table_size` elements apart
     slots      int64 [num_rows], slots of the new keys and values
     attended   float32 [num_rows, num_heads * head_dim], attention's output; its lse [num_rows, num_heads]
     prefix_out, prefix_lse  output and lse of attention to prefixes
+    wide       as in LayerCall, of the last norm
     head       MatmulCall of the head by the loop `head_matmul`, for the rows `wanted` int64 [num_wanted], or 0
     num_steps  the largest number of steps; `steps_done` is the number that ran
     tokens     int64 [num_steps, num_rows], the likeliest token of each row, -1 where logits are not finite; 0 chooses
@@ -159,8 +179,9 @@ class LayersCall(ctypes.Structure):
         *int_fields("slots", "attended", "lse", "prefix_out", "prefix_lse"),
         *int_fields("head", "head_matmul", "norm", "wanted", "num_wanted"),
         *int_fields("num_steps", "steps_done", "tokens", "ends", "end_ptr", "grow", "num_grow", "interrupt"),
-        *int_fields("turn", "steps_left", "gather", "rows"),
+        *int_fields("turn", "steps_left", "gather", "rows", "table_size", "wide"),
         ("eps", ctypes.c_float),
+        ("embedding_scale", ctypes.c_float),
     )
 
 

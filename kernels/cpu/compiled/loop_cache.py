@@ -195,7 +195,7 @@ LOOPS = {
     "quantised_gather": "quantised_panels",
     "norm": "elementwise",
     "rotation": "elementwise",
-    "silu_mul": "elementwise",
+    "gate_mul": "elementwise",
     "decoder_layers": "decoder_layers",
 }
 """Loop -> the module of kernels/cpu/loops that compiles it, with its function `compile_NAME`."""
@@ -221,7 +221,7 @@ def loops_of(shapes: LoopShapes) -> list[Wanted]:
     if not capped and group <= COLUMNS:
         wanted.append(("prefill_attention", (group, dim, dim, element)))
     wanted += [("matmul", (element, False)), ("matmul", (element, True))]
-    return wanted + [(name, (element,)) for name in ("norm", "rotation", "silu_mul", "decoder_layers")]
+    return wanted + [(name, (element,)) for name in ("norm", "rotation", "gate_mul", "decoder_layers")]
 
 
 def quantised_loops() -> list[Wanted]:

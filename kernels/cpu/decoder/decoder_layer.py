@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from graftlm.kernels.activation import Activation
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.calls import AFTER, BEFORE, HALVES, PHASES, LayerCall, LayersCall, MatmulCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
@@ -22,6 +23,7 @@ from graftlm.kernels.cpu.decoder.elementwise import Elementwise
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.packed_linear import linear, own_panels
 from graftlm.kernels.cpu.linear.panels import AnyPanels, segment
+from graftlm.kernels.cpu.linear.quantised_panels import QuantisedPanels
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES
 from graftlm.kernels.norm import Norm
 
@@ -55,6 +57,10 @@ class LayerWeights:
     qkv      the projections whose outputs are all heads of q, then of k, then of v: one weight, or three
     q_norm   RMSNorm of each query head before its rotary embedding, k_norm of each key head; both or none
     gate_up  gate and up projection, or one weight that holds the rows of both
+    activation  of the gate
+    after_attention, after_mlp  RMSNorm of the attention's and of the MLP's output before it is added; None without
+
+    All norms round alike, see `Norm.rounded`; weights of norms that round once are float32.
     """
 
     before_attention: Norm
@@ -68,6 +74,24 @@ class LayerWeights:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    activation: Activation = "silu"
+    after_attention: Norm | None = None
+    after_mlp: Norm | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        panels = self.down
+        return panels.dtype if isinstance(panels, QuantisedPanels) else panels.packed.dtype
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        found = (self.before_attention, self.before_mlp, self.q_norm, self.k_norm, self.after_attention, self.after_mlp)
+        return tuple(norm for norm in found if norm is not None)
+
+    @property
+    def is_wide(self) -> bool:
+        """Return True if the norms' float32 weights multiply values that are not rounded."""
+        return not self.before_attention.rounded
 
     @property
     def hidden_size(self) -> int:
@@ -99,6 +123,8 @@ class LayerWeights:
             return "gate and up projection have a bias"
         if self.q_norm is not None and self.k_norm is not None and self.q_norm.eps != self.k_norm.eps:
             return "the norms of queries and keys have different epsilons"
+        if len({norm.rounded for norm in self.norms}) > 1:
+            return "norms that round in different ways"
         return None
 
 
@@ -110,13 +136,14 @@ class Workspace:
     """
 
     def __init__(self, layers: Sequence[LayerWeights]) -> None:
-        dtype = layers[0].before_attention.weight.dtype
+        dtype = layers[0].dtype
         self.num_rows = num_rows = MAX_DECODE_ROWS[dtype]
         self.inputs = torch.empty(num_rows, max(p.depth for layer in layers for p in layer.all_panels))
         heads = max(layer.num_qkv_heads * layer.head_dim for layer in layers)
         self.qkv = torch.empty(num_rows * heads, dtype=dtype)
         self.attended = torch.empty(num_rows * max(layer.num_heads * layer.head_dim for layer in layers))
         self.gate = torch.empty(num_rows * max(layer.gate_size for layer in layers), dtype=dtype)
+        self.addend = torch.empty(num_rows * max(layer.hidden_size for layer in layers), dtype=dtype)
 
 
 QKV_PRODUCT, OUT_PRODUCT, GATE_UP_PRODUCT, DOWN_PRODUCT = range(4)
@@ -131,7 +158,7 @@ class CompiledLayers:
 
     def __init__(self, weights: Sequence[LayerWeights]) -> None:
         self.weights = tuple(weights)
-        self.dtype = weights[0].before_attention.weight.dtype
+        self.dtype = weights[0].dtype
         self.space = Workspace(weights)
         self.layers = np.zeros(len(weights), np.dtype(LayerCall))
         self.products = np.zeros((len(weights), 4), np.dtype(MatmulCall))
@@ -157,12 +184,17 @@ class CompiledLayers:
         # float32 outputs are the next matmul's inputs if the widths are equal
         same = self.dtype is torch.float32
         self._product(products, QKV_PRODUCT, w.qkv, inputs, (qkv, width))
-        self._product(products, OUT_PRODUCT, [w.out], attended if same and w.out.depth == size else inputs)
+        addend = space.addend.data_ptr(), w.hidden_size
+        after_attention, after_mlp = (addend if norm is not None else None for norm in (w.after_attention, w.after_mlp))
+        self._product(
+            products, OUT_PRODUCT, [w.out], attended if same and w.out.depth == size else inputs, after_attention
+        )
         first, *ups = w.gate_up
         up = (ups[0].address, ups[0]) if ups else (first.address + first.num_bytes // 2, first)
         self._product(products, GATE_UP_PRODUCT, [first], inputs, (gate, w.gate_size), up=up)
         hidden = (gate, w.gate_size) if same and w.down.depth == w.gate_size else inputs
-        self._product(products, DOWN_PRODUCT, [w.down], hidden)
+        self._product(products, DOWN_PRODUCT, [w.down], hidden, after_mlp)
+        products[GATE_UP_PRODUCT]["gelu"] = w.activation == "gelu_tanh"
         places = products.ctypes.data + products.itemsize * np.arange(4)
         layer["qkv"], layer["o"], layer["gate_up"], layer["down"] = places
         layer["norm"], layer["eps"] = w.before_attention.weight.data_ptr(), w.before_attention.eps
@@ -170,6 +202,10 @@ class CompiledLayers:
         if w.q_norm is not None and w.k_norm is not None:
             layer["q_norm"], layer["k_norm"] = w.q_norm.weight.data_ptr(), w.k_norm.weight.data_ptr()
             layer["head_eps"] = w.q_norm.eps
+        layer["wide"], layer["addend"] = w.is_wide, addend[0]
+        for name, norm in (("attention", w.after_attention), ("output", w.after_mlp)):
+            if norm is not None:
+                layer[f"{name}_norm"], layer[f"{name}_eps"] = norm.weight.data_ptr(), norm.eps
         layer["num_heads"], layer["num_kv_heads"], layer["head_dim"] = w.num_heads, w.num_kv_heads, w.head_dim
         layer["qkv_out"], layer["gate"], layer["gate_size"] = qkv, gate, w.gate_size
 
@@ -214,7 +250,8 @@ class CompiledLayers:
         """
         call, products = self.call, self.products[layers]
         products["num_rows"] = x.shape[0]
-        products["out"][:, [OUT_PRODUCT, DOWN_PRODUCT]] = call.x = x.data_ptr()
+        call.x = x.data_ptr()
+        products["out"][products["add"] != 0] = call.x
         self._turn[0] = call.steps_done = 0
         call.num_steps = num_steps
         call.num_rows, call.hidden_size = x.shape
@@ -226,7 +263,7 @@ class CompiledLayers:
         """Set the rotary embedding of the next rows: [num_rows, rotary_dim], both halves equal."""
         call = self.call
         call.cos, call.sin = cos.data_ptr(), sin.data_ptr()
-        call.table_row, call.rotary_dim = cos.stride(0), cos.shape[1]
+        call.table_row, call.rotary_dim, call.table_size = cos.stride(0), cos.shape[1], 0
 
     def put_qkv(self, index: int, address: int) -> None:
         """Set the address of a layer's queries, keys and values."""
@@ -336,7 +373,7 @@ class PrefillLayer:
         """Run `DecodeLayer.before` with newly allocated results."""
         w, num_rows = self.weights, x.shape[0]
         normed = _padded_rows(num_rows, w.hidden_size, x)
-        self.loops.norm(x, None, w.before_attention, normed)
+        self.loops.norm(x, w.before_attention, normed)
         parts = [linear(normed, panels)[:num_rows].unflatten(1, (-1, w.head_dim)) for panels in w.qkv]
         q, k, v = parts if len(parts) == 3 else parts[0].split([w.num_heads, w.num_kv_heads, w.num_kv_heads], 1)
         self.loops.rotate(q, k, cos, sin, w.q_norm, w.k_norm)
@@ -348,15 +385,15 @@ class PrefillLayer:
         inputs = _padded_rows(num_rows, attended[0].numel(), x)
         inputs[:num_rows].copy_(attended.flatten(1))
         normed = _padded_rows(num_rows, w.hidden_size, x)
-        self.loops.norm(x, linear(inputs, w.out), w.before_mlp, normed)
+        self.loops.add_norm(x, linear(inputs, w.out), w.after_attention, w.before_mlp, normed)
         if len(w.gate_up) == 1:
             gate, up = linear(normed, w.gate_up[0]).split(w.gate_size, 1)
             hidden = torch.empty_like(gate, memory_format=torch.contiguous_format)
         else:
             gate, up = (linear(normed, panels) for panels in w.gate_up)
             hidden = gate
-        self.loops.silu_mul(gate, up, hidden)
-        x += linear(hidden, w.down)[:num_rows]
+        self.loops.gate_mul(gate, up, hidden, w.activation)
+        self.loops.add_norm(x, linear(hidden, w.down), w.after_mlp, None, None)
 
 
 def _padded_rows(num_rows: int, size: int, like: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,23 @@ from graftlm.kernels.kv_store import Int8KV, KVStore
 from graftlm.kernels.norm import Norm
 from graftlm.kernels.wire_plan import WirePlan
 
-Rotations = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-"""cos and sin of positions 0, ..., n - 1: [n, rotary_dim], both halves equal."""
+
+class Rotations(NamedTuple):
+    """The rotary embeddings of a model's layers.
+
+    tables  n -> cos and sin of positions 0, ..., n - 1: [number of rotations, n, rotary_dim], both halves equal
+    layers  the number of each layer's rotation
+    """
+
+    tables: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+    layers: Sequence[int]
+
+
+class ScaledEmbedding(NamedTuple):
+    """An embedding [num_embeddings, hidden_size], and the factor of its rows; 1 for a quantised one."""
+
+    rows: torch.Tensor | QuantisedPanels
+    scale: float = 1.0
 
 
 class AttentionKind(NamedTuple):
@@ -51,20 +66,24 @@ class DecoderStack:
 
     params         of each layer's attention, without sinks
     max_positions  limit of a sequence's length, beyond which some rotations change
+    logit_cap      c of logits c * tanh(logits / c); None without
     """
 
     def __init__(
         self,
         layers: CompiledLayers,
         params: Sequence[AttentionParams],
-        embedding: torch.Tensor | QuantisedPanels,
+        embedding: ScaledEmbedding,
         rotations: Rotations,
         norm: Norm,
         head: SkinnyLinear,
         max_positions: int,
+        logit_cap: float | None = None,
     ) -> None:
-        self.layers, self.embedding, self.norm, self.head = layers, embedding, norm, head
-        self._num_embeddings, hidden_size = _shape(embedding)
+        self.layers, self.embedding, self.norm, self.head = layers, embedding.rows, norm, head
+        self._embedding_scale, self._logit_cap = embedding.scale, logit_cap
+        self._num_embeddings, hidden_size = _shape(embedding.rows)
+        layers.layers["table"] = rotations.layers
         self._gather: Any = None
         self.max_rows = layers.space.num_rows
         self._rotations, self._max_positions = rotations, max_positions
@@ -151,11 +170,11 @@ class DecoderStack:
             self._gather = self.embedding.gather_call(ids, self._x)
             call.gather, call.rows = self.embedding.gather_loop, ctypes.addressof(self._gather)
         else:
-            call.embedding = self.embedding.data_ptr()
+            call.embedding, call.embedding_scale = self.embedding.data_ptr(), self._embedding_scale
         call.slots, call.attended = plan.out_slots.ctypes.data, layers.space.attended.data_ptr()
         call.lse, call.prefix_lse = self._lse.data_ptr(), self._prefix_lse.data_ptr()
         call.prefix_out = self._prefix_out.data_ptr()
-        call.norm, call.eps = self.norm.weight.data_ptr(), self.norm.eps
+        call.norm, call.eps, call.wide = self.norm.weight.data_ptr(), self.norm.eps, not self.norm.rounded
         head = self._head
         head.num_rows, head.out = num_wanted, logits.data_ptr()
         call.head, call.head_matmul = ctypes.addressof(head) if num_wanted else 0, self.head.function
@@ -166,6 +185,8 @@ class DecoderStack:
             call.grow, call.num_grow = grow.ctypes.data, len(grow)
         alone = layers.is_small and max(kind.num_bytes for kind in self._kinds) < SMALL_BYTES
         layers.run(self._x[:num_rows], slice(None), BEFORE | ATTEND | AFTER, alone=alone, num_steps=num_steps)
+        if self._logit_cap is not None:
+            logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)
         return logits
 
     def _bind(self, attention: TorchAttention) -> None:
@@ -180,19 +201,15 @@ class DecoderStack:
         last = max(plan.longest, int(plan.positions.max()) + 1) + num_steps - 1
         if last > self._num_positions:
             self._num_positions = max(last, min(max(256, 1 << (last - 1).bit_length()), self._max_positions))
-            tables = self._rotations(self._num_positions)
+            tables = self._rotations.tables(self._num_positions)
             # the loop reads the first half only
-            self._tables = [x[:, : x.shape[1] // 2].contiguous() for x in tables]
+            self._tables = [x[..., : x.shape[2] // 2].contiguous() for x in tables]
             call = self.layers.call
-            self._rotary_dim = tables[0].shape[1]
+            self._rotary_dim = tables[0].shape[2]
         call = self.layers.call
         cos, sin = self._tables
-        call.cos, call.sin, call.table_row, call.rotary_dim = (
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.shape[1],
-            self._rotary_dim,
-        )
+        call.cos, call.sin = cos.data_ptr(), sin.data_ptr()
+        call.table_size, call.table_row, call.rotary_dim = cos.stride(0), cos.shape[2], self._rotary_dim
 
 
 def _shape(embedding: torch.Tensor | QuantisedPanels) -> tuple[int, int]:

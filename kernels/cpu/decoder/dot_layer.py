@@ -51,7 +51,7 @@ class DotLayer:
         """Run `DecodeLayer.before` with newly allocated results."""
         w = self.weights
         normed = torch.empty_like(x)
-        self.loops.norm(x, None, w.before_attention, normed)
+        self.loops.norm(x, w.before_attention, normed)
         qkv = torch.empty(x.shape[0], w.num_qkv_heads * w.head_dim, dtype=x.dtype)
         self._multiply(QKV_PRODUCT, normed, qkv)
         q, k, v = w.heads(qkv)
@@ -61,12 +61,21 @@ class DotLayer:
     def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
         """Run `DecodeLayer.after`."""
         w = self.weights
-        self._multiply(OUT_PRODUCT, attended.flatten(1), x)
         normed = torch.empty_like(x)
-        self.loops.norm(x, None, w.before_mlp, normed)
+        if w.after_attention is None:
+            self._multiply(OUT_PRODUCT, attended.flatten(1), x)
+            self.loops.norm(x, w.before_mlp, normed)
+        else:
+            addend = torch.empty_like(x)
+            self._multiply(OUT_PRODUCT, attended.flatten(1), addend)
+            self.loops.add_norm(x, addend, w.after_attention, w.before_mlp, normed)
         hidden = torch.empty(x.shape[0], w.gate_size, dtype=x.dtype)
         self._multiply(GATE_UP_PRODUCT, normed, hidden)
-        self._multiply(DOWN_PRODUCT, hidden, x)
+        if w.after_mlp is None:
+            self._multiply(DOWN_PRODUCT, hidden, x)
+        else:
+            self._multiply(DOWN_PRODUCT, hidden, normed)
+            self.loops.add_norm(x, normed, w.after_mlp, None, None)
 
     def _multiply(self, product: int, x: torch.Tensor, out: torch.Tensor) -> None:
         """Run a matmul on x [num_rows, depth]; its `add` says whether `out` is set or incremented."""

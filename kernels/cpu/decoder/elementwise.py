@@ -1,4 +1,4 @@
-"""Elementwise loops of a decoder layer on a CPU, for many tokens: norm, rotary embedding, SwiGLU."""
+"""Elementwise loops of a decoder layer on a CPU, for many tokens: norm, rotary embedding, gate."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
+from graftlm.kernels.cpu.calls import GateMulCall, NormCall, RotationCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.element_format import ElementFormat
 
 if TYPE_CHECKING:
+    from graftlm.kernels.activation import Activation
     from graftlm.kernels.norm import Norm
 
 _SMALL = 1 << 14
@@ -24,19 +25,43 @@ class Elementwise:
         element = ElementFormat.of(dtype)
         self._norm = Loop(NormCall(), loop_address("norm", element))
         self._rotation = Loop(RotationCall(), loop_address("rotation", element))
-        self._silu_mul = Loop(SiluMulCall(), loop_address("silu_mul", element))
+        self._gate_mul = Loop(GateMulCall(), loop_address("gate_mul", element))
 
-    def norm(self, x: torch.Tensor, added: torch.Tensor | None, norm: Norm, out: torch.Tensor) -> None:
-        """Compute x += added; out = RMSNorm of x.
+    def norm(self, x: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
+        """Compute out = RMSNorm of x.
 
-        x      [num_rows, n], dense; added [num_rows or more, n], rows dense, or None
-        out    [num_rows or more, n], rows dense; rows of padding stay unchanged
+        x    [num_rows, n], dense
+        out  [num_rows or more, n], rows dense; rows of padding stay unchanged
         """
+        self._run_norm(x, None, None, norm, out)
+
+    def add_norm(
+        self, x: torch.Tensor, added: torch.Tensor, post: Norm | None, norm: Norm | None, out: torch.Tensor | None
+    ) -> None:
+        """Compute x += post(added); out = norm(x), as `norm`.
+
+        added      [num_rows or more, n], rows dense
+        post       None adds `added` unchanged
+        norm, out  both None compute the sum alone
+        """
+        self._run_norm(x, added, post, norm, out)
+
+    def _run_norm(
+        self,
+        x: torch.Tensor,
+        added: torch.Tensor | None,
+        post: Norm | None,
+        norm: Norm | None,
+        out: torch.Tensor | None,
+    ) -> None:
         call: Any = self._norm.call
         call.num_rows, call.size = x.shape
-        call.weight, call.eps = norm.weight.data_ptr(), norm.eps
-        call.x, call.out, call.out_row = x.data_ptr(), out.data_ptr(), out.stride(0)
+        call.x = x.data_ptr()
+        call.weight, call.eps = (norm.weight.data_ptr(), norm.eps) if norm is not None else (0, 0.0)
+        call.out, call.out_row = (out.data_ptr(), out.stride(0)) if out is not None else (0, 0)
         call.added, call.added_row = (added.data_ptr(), added.stride(0)) if added is not None else (0, 0)
+        call.added_norm, call.added_eps = (post.weight.data_ptr(), post.eps) if post is not None else (0, 0.0)
+        call.wide = any(one is not None and not one.rounded for one in (post, norm))
         self._norm.run(single_thread=x.numel() < _SMALL)
 
     def rotate(
@@ -59,13 +84,18 @@ class Elementwise:
         call.cos, call.sin, call.table_row = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
         call.q_norm, call.eps = (q_norm.weight.data_ptr(), q_norm.eps) if q_norm is not None else (0, 0.0)
         call.k_norm = k_norm.weight.data_ptr() if k_norm is not None else 0
+        call.wide = q_norm is not None and not q_norm.rounded
         self._rotation.run(single_thread=q.numel() < _SMALL)
 
-    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
-        """Compute out = silu(gate) * up. All [num_rows, n], rows dense, gate and up of one stride; out may be gate."""
-        call: Any = self._silu_mul.call
+    def gate_mul(self, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor, activation: Activation) -> None:
+        """Compute out = activation(gate) * up.
+
+        All [num_rows, n], rows dense, gate and up of one stride; out may be gate.
+        """
+        call: Any = self._gate_mul.call
+        call.gelu = activation == "gelu_tanh"
         assert gate.stride(0) == up.stride(0)
         call.num_rows, call.size = gate.shape
         call.gate, call.up, call.row = gate.data_ptr(), up.data_ptr(), gate.stride(0)
         call.out, call.out_row = out.data_ptr(), out.stride(0)
-        self._silu_mul.run(single_thread=gate.numel() < _SMALL)
+        self._gate_mul.run(single_thread=gate.numel() < _SMALL)

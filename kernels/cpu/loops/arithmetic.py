@@ -292,6 +292,17 @@ def silu_mul(gate, up, like):
     return rounded(gate / (_F(1) + exp(min(-gate, _F(80)))), like) * rounded(up, like)
 
 
+_GELU, _CUBE = _F(1.5957691216057308), _F(0.044715)  # 2 sqrt(2 / pi)
+
+
+@njit(forceinline=True, **FLAGS)
+def gelu_mul(gate, up, like):
+    """Compute gelu(gate) * up by GELU's tanh form, rounded as in the models' own code."""
+    gate = rounded(gate, like)
+    inner = _GELU * (gate + _CUBE * gate * gate * gate)
+    return rounded(gate / (_F(1) + exp(max(min(-inner, _F(80)), _F(-80)))), like) * rounded(up, like)
+
+
 @njit(forceinline=True, **FLAGS)
 def copy_row(to, x):
     """Set to = x in float32, padded with zeros."""
@@ -314,6 +325,30 @@ def rms_norm(to, x, weight, num, eps):
     factor = _F(1) / np.sqrt(total / _F(num) + eps)
     for d in range(num):
         to[d] = rounded(widen(weight[d]) * rounded(to[d] * factor, x), x)
+
+
+@njit(forceinline=True, **FLAGS)
+def wide_rms_norm(to, x, weight, num, eps):
+    """Set to = RMSNorm of x [num], in float32, padded with zeros; rounded once, after the float32 weight."""
+    for d in range(num, len(to)):
+        to[d] = _F(0)
+    total = _F(0)
+    for d in range(num):
+        value = widen(x[d])
+        to[d] = value
+        total += value * value
+    factor = _F(1) / np.sqrt(total / _F(num) + eps)
+    for d in range(num):
+        to[d] = rounded(weight[d] * (to[d] * factor), x)
+
+
+@njit(forceinline=True, **FLAGS)
+def norm_row(to, x, weight, wide, num, eps):
+    """Set to = RMSNorm of x with the weight at an address: float32 if `wide`, else elements of x."""
+    if wide != 0:
+        wide_rms_norm(to, x, carray(at(weight), num, np.float32), num, eps)
+    else:
+        rms_norm(to, x, carray(at(weight), num, x.dtype), num, eps)
 
 
 @njit(forceinline=True, **FLAGS)

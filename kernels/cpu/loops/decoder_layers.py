@@ -25,13 +25,15 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     float_array,
     is_first,
     likeliest,
+    narrow,
     next_task,
+    norm_row,
     release,
-    rms_norm,
     rotate,
     rounded,
     store_row,
     wait_until_done,
+    widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
 
@@ -138,9 +140,9 @@ def compile_decoder_layers(number: int) -> MachineCode:
                         token = carray(at(call.ids), num_rows, np.int64)[row]
                         embedded = carray(at(call.embedding + token * hidden * size), hidden, element)
                         for d in range(hidden):
-                            x[d] = embedded[d]
+                            x[d] = narrow(widen(embedded[d]) * call.embedding_scale, x)
                     to = carray(at(qkv.x + row * qkv.x_row * 4), qkv.depth, np.float32)
-                    rms_norm(to, x, carray(at(layer.norm), hidden, element), hidden, layer.eps)
+                    norm_row(to, x, layer.norm, layer.wide, hidden, layer.eps)
                 add_done(at(counter), taken)
                 wait_until_done(counter, num_rows)
                 call_at(call.matmul, layer.qkv)
@@ -152,7 +154,8 @@ def compile_decoder_layers(number: int) -> MachineCode:
                     if row >= num_rows:
                         break
                     taken += 1
-                    place = carray(at(call.positions), num_rows, np.int64)[row] * call.table_row * size
+                    place = carray(at(call.positions), num_rows, np.int64)[row] * call.table_row
+                    place = (place + layer.table * call.table_size) * size
                     cos = carray(at(call.cos + place), call.rotary_dim, element)
                     sin = carray(at(call.sin + place), call.rotary_dim, element)
                     for head in range(width):
@@ -160,7 +163,7 @@ def compile_decoder_layers(number: int) -> MachineCode:
                         if head < num_heads + num_kv_heads:
                             norm = layer.q_norm if head < num_heads else layer.k_norm
                             if norm != 0:
-                                rms_norm(wide, x, carray(at(norm), dim, element), dim, layer.head_eps)
+                                norm_row(wide, x, norm, layer.wide, dim, layer.head_eps)
                                 store_row(x, wide)
                             rotate(x, cos, sin, call.rotary_dim // 2)
                         if head >= num_heads and layer.k_store != 0:
@@ -223,7 +226,12 @@ def compile_decoder_layers(number: int) -> MachineCode:
                     taken += 1
                     x = carray(at(call.x + row * hidden * size), hidden, element)
                     to = carray(at(gate_up.x + row * gate_up.x_row * 4), gate_up.depth, np.float32)
-                    rms_norm(to, x, carray(at(layer.mlp_norm), hidden, element), hidden, layer.mlp_eps)
+                    if layer.attention_norm != 0:
+                        added = carray(at(layer.addend + row * hidden * size), hidden, element)
+                        norm_row(to, added, layer.attention_norm, layer.wide, hidden, layer.attention_eps)
+                        for d in range(hidden):
+                            x[d] = narrow(widen(x[d]) + to[d], x)
+                    norm_row(to, x, layer.mlp_norm, layer.wide, hidden, layer.mlp_eps)
                 add_done(at(counter + 48), taken)
                 wait_until_done(counter + 48, num_rows)
                 call_at(call.matmul, layer.gate_up)
@@ -241,6 +249,22 @@ def compile_decoder_layers(number: int) -> MachineCode:
                     wait_until_done(counter + 64, num_rows)
                 call_at(call.matmul, layer.down)
                 _finish(layer.down)
+                if layer.output_norm != 0:
+                    memory, taken = allocate(4 * hidden), 0
+                    wide, _ = float_array(memory, (hidden,))
+                    while True:
+                        row = next_task(at(counter + 80))
+                        if row >= num_rows:
+                            break
+                        taken += 1
+                        x = carray(at(call.x + row * hidden * size), hidden, element)
+                        added = carray(at(layer.addend + row * hidden * size), hidden, element)
+                        norm_row(wide, added, layer.output_norm, layer.wide, hidden, layer.output_eps)
+                        for d in range(hidden):
+                            x[d] = narrow(widen(x[d]) + wide[d], x)
+                    release(memory)
+                    add_done(at(counter + 80), taken)
+                    wait_until_done(counter + 80, num_rows)
             counter += PHASES * 16
         if call.head != 0:
             head, taken = carray(at(call.head), 1, _matmul_call)[0], 0
@@ -252,7 +276,7 @@ def compile_decoder_layers(number: int) -> MachineCode:
                 row = carray(at(call.wanted), call.num_wanted, np.int64)[index]
                 x = carray(at(call.x + row * hidden * size), hidden, element)
                 to = carray(at(head.x + index * head.x_row * 4), head.depth, np.float32)
-                rms_norm(to, x, carray(at(call.norm), hidden, element), hidden, call.eps)
+                norm_row(to, x, call.norm, call.wide, hidden, call.eps)
             add_done(at(counter), taken)
             wait_until_done(counter, call.num_wanted)
             call_at(call.head_matmul, call.head)

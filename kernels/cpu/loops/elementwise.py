@@ -1,10 +1,10 @@
-"""Elementwise loops of a decoder layer on a CPU, for many tokens: norm, rotary embedding, SwiGLU."""
+"""Elementwise loops of a decoder layer on a CPU, for many tokens: norm, rotary embedding, gate."""
 
 from __future__ import annotations
 
 from numba import carray
 
-from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
+from graftlm.kernels.cpu.calls import GateMulCall, NormCall, RotationCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import (
@@ -12,10 +12,11 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     at,
     copy_row,
     float_array,
+    gelu_mul,
     narrow,
     next_task,
+    norm_row,
     release,
-    rms_norm,
     rotate,
     silu_mul,
     store_row,
@@ -33,7 +34,6 @@ def compile_norm(number: int) -> MachineCode:
     def work(pointer):
         call = carray(pointer, 1)[0]
         num = call.size
-        weight = carray(at(call.weight), num, element)
         memory = allocate(4 * num)
         wide, _ = float_array(memory, (num,))
         while True:
@@ -44,11 +44,17 @@ def compile_norm(number: int) -> MachineCode:
                 x = carray(at(call.x + row * num * size), num, element)
                 if call.added != 0:
                     added = carray(at(call.added + row * call.added_row * size), num, element)
-                    for d in range(num):
-                        x[d] = narrow(widen(x[d]) + widen(added[d]), x)
-                rms_norm(wide, x, weight, num, call.eps)
-                out = carray(at(call.out + row * call.out_row * size), num, element)
-                store_row(out, wide)
+                    if call.added_norm != 0:
+                        norm_row(wide, added, call.added_norm, call.wide, num, call.added_eps)
+                        for d in range(num):
+                            x[d] = narrow(widen(x[d]) + wide[d], x)
+                    else:
+                        for d in range(num):
+                            x[d] = narrow(widen(x[d]) + widen(added[d]), x)
+                if call.weight != 0:
+                    norm_row(wide, x, call.weight, call.wide, num, call.eps)
+                    out = carray(at(call.out + row * call.out_row * size), num, element)
+                    store_row(out, wide)
         release(memory)
 
     return compile_loop(NormCall, work)
@@ -77,7 +83,7 @@ def compile_rotation(number: int) -> MachineCode:
                         norm = call.k_norm
                     x = carray(at(place), dim, element)
                     if norm != 0:
-                        rms_norm(wide, x, carray(at(norm), dim, element), dim, call.eps)
+                        norm_row(wide, x, norm, call.wide, dim, call.eps)
                         store_row(x, wide)
                     rotate(x, cos, sin, half)
         release(memory)
@@ -85,7 +91,7 @@ def compile_rotation(number: int) -> MachineCode:
     return compile_loop(RotationCall, work)
 
 
-def compile_silu_mul(number: int) -> MachineCode:
+def compile_gate_mul(number: int) -> MachineCode:
     element, size = ElementFormat(number).raw, ElementFormat(number).size
 
     def work(pointer):
@@ -101,8 +107,12 @@ def compile_silu_mul(number: int) -> MachineCode:
                 copy_row(wide, carray(at(call.gate + row * call.row * size), num, element))
                 up = carray(at(call.up + row * call.row * size), num, element)
                 out = carray(at(call.out + row * call.out_row * size), num, element)
-                for d in range(num):
-                    out[d] = narrow(silu_mul(wide[d], widen(up[d]), out), out)
+                if call.gelu != 0:
+                    for d in range(num):
+                        out[d] = narrow(gelu_mul(wide[d], widen(up[d]), out), out)
+                else:
+                    for d in range(num):
+                        out[d] = narrow(silu_mul(wide[d], widen(up[d]), out), out)
         release(memory)
 
-    return compile_loop(SiluMulCall, work)
+    return compile_loop(GateMulCall, work)

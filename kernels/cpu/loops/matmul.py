@@ -1,7 +1,7 @@
 """Skinny matmuls on a CPU: x [num_rows, k] times a weight [n, k], for few rows, as compiled loops.
 
 Decoding is bound by reading weights. A task is 64 outputs; for tiles of up to six rows their sums stay in registers, so
-each weight is loaded once per tile. Bias, SwiGLU and residual sum are part of the loop.
+each weight is loaded once per tile. Bias, gate and residual sum are part of the loop.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     allocate,
     at,
     float_array,
+    gelu_mul,
     narrow,
     next_task,
     release,
@@ -221,7 +222,10 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
                     added = carray(at(bias + first * size), width, element)
                     for j in range(width):
                         sums[row, j] += widen(added[j])
-                if up != 0:
+                if up != 0 and call.gelu != 0:
+                    for j in range(width):
+                        sums[row, j] = gelu_mul(sums[row, j], ups[row, j], out)
+                elif up != 0:
                     for j in range(width):
                         sums[row, j] = silu_mul(sums[row, j], ups[row, j], out)
                 if call.add != 0:

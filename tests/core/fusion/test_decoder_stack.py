@@ -22,7 +22,7 @@ def load(kind: str = "llama", **config: Any) -> Any:
     return load_model(tiny_model(kind, **config), EngineConfig(), byte_tokenizer())
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text"])
 def test_a_model_of_the_common_shape_runs_decode_steps_in_one_call(kind: str) -> None:
     loaded = load(kind)
     assert loaded.execution == "paged, 2 of 2 layers fused, decode steps in one call"
@@ -62,7 +62,7 @@ def test_why_decode_steps_are_not_one_call_is_part_of_how_a_model_runs() -> None
     model.model.embed_tokens = type("Scaled", (torch.nn.Embedding,), {})(*model.model.embed_tokens.weight.shape)
     why = "decode steps are not one call: an embedding of type Scaled"
     assert load_model(model, EngineConfig(), byte_tokenizer()).execution == f"paged, 2 of 2 layers fused: {why}"
-    assert "0 of 2 layers fused: layers 0, 1: " in load("gemma2").execution
+    assert "0 of 2 layers fused: layers 0, 1: " in load("olmo2").execution
 
 
 def test_without_numba_one_line_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -69,7 +69,7 @@ def test_processes_compile_all_parts_and_a_second_start_finds_them(
     loops = (
         *(f"decode_attention-{group}-{dim}-{dim}-{half}-0", f"prefill_attention-{group}-{dim}-{dim}-{half}"),
         *(f"matmul-{half}-1", f"matmul-{half}-0"),
-        *(f"norm-{half}", f"rotation-{half}", f"silu_mul-{half}", f"decoder_layers-{half}"),
+        *(f"norm-{half}", f"rotation-{half}", f"gate_mul-{half}", f"decoder_layers-{half}"),
     )
     with cache_in(compiled) as folder:
         assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.loop" for name in loops)
@@ -79,7 +79,7 @@ def test_processes_compile_all_parts_and_a_second_start_finds_them(
 
 
 def test_a_version_that_is_used_used_to_be_deleted_where_newer_ones_were_compiled(folder: Path) -> None:
-    loop = folder / "silu_mul-0.loop"
+    loop = folder / "gate_mul-0.loop"
     loop.touch()
     os.utime(folder, (1000, 1000))
     for number in range(loop_cache._KEPT_VERSIONS):
@@ -90,11 +90,11 @@ def test_a_version_that_is_used_used_to_be_deleted_where_newer_ones_were_compile
 
 
 def test_what_the_package_has_is_not_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packaged = {*loop_cache.loops_of(SHAPES)} - {("silu_mul", (0,))}
+    packaged = {*loop_cache.loops_of(SHAPES)} - {("gate_mul", (0,))}
     monkeypatch.setattr(object_code, "is_packaged", packaged.__contains__)
     loop_cache.start(SHAPES)
     assert loop_cache.wait_for(lambda: None) is None
-    assert [path.name for path in folder.iterdir()] == ["silu_mul-0.loop"]
+    assert [path.name for path in folder.iterdir()] == ["gate_mul-0.loop"]
 
 
 FOREIGN = """
@@ -115,7 +115,7 @@ def test_a_package_of_another_platform_runs_with_one_line_that_says_so(compiled:
         pytest.skip("this is the other platform")
     object_code.write_archive(tmp_path / "objects/aarch64.zip", {})
     shutil.copytree(compiled, tmp_path / "cache")
-    missing = [*tmp_path.glob("cache/cpu-loops/*/norm-*"), *tmp_path.glob("cache/cpu-loops/*/silu_mul-*")]
+    missing = [*tmp_path.glob("cache/cpu-loops/*/norm-*"), *tmp_path.glob("cache/cpu-loops/*/gate_mul-*")]
     for path in missing:
         path.unlink()
     lines = []
