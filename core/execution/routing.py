@@ -203,6 +203,11 @@ class _Current(threading.local):
 _current = _Current()
 
 
+def is_replayed() -> bool:
+    """Return True while this thread replays the choice of experts."""
+    return _current.replay is not None
+
+
 def replayed(chosen: Chosen, route: Route) -> Chosen:
     """Return `chosen`, or the experts and weights that this thread replays instead. route: as in `choose`"""
     replay = _current.replay

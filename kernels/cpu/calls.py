@@ -111,6 +111,40 @@ class GateMulCall(ctypes.Structure):
     _fields_ = int_fields("next_task", "num_rows", "size", "gate", "up", "row", "out", "out_row", "gelu")
 
 
+EXPERT_PHASES = 6
+"""Phases of a mixture: router scores, choice, gather of tokens by expert, gate and up, down, sum."""
+
+SOFTMAX, SIGMOID, IDENTITY = 0, 1, 2
+"""Functions of a router's scores."""
+
+
+class ExpertsCall(ctypes.Structure):
+    """The arguments of a mixture of experts: out = sum over a row's experts of weight * down(gate(x G^T) * (x U^T)).
+
+    counters   int64 [EXPERT_PHASES, 2], started and finished tasks of phases, 0 before
+    x          float32 [num_rows, x_row], zeros after the hidden size
+    router     elements [num_experts, hidden_size], the router's weight; 0 if `experts` and `weights` are given. Then
+               its bias float32 [num_experts], or 0
+    rounds     whether scores are rounded to elements
+    score      function of the scores before the choice, `after` of the chosen ones; SOFTMAX, SIGMOID or IDENTITY
+    correction float32 [num_experts], added for the choice alone, or 0
+    experts, weights  int64 and float32 [num_rows, top_k], the choice
+    gate, up, down  panels of all experts, `up_bytes` and `down_bytes` an expert; depths of the matmuls
+    sorted, hidden  elements [num_rows * top_k, depth or down_depth], rows ordered by expert; halves in bfloat16
+    parts      float32 [num_rows * top_k, hidden_size], outputs ordered by expert
+    out        elements [num_rows, hidden_size]; `add` as in MatmulCall
+    """
+
+    _fields_ = (
+        *int_fields("next_task", "counters", "num_rows", "hidden_size", "gate_size", "num_experts", "top_k"),
+        *int_fields("x", "x_row", "router", "bias", "rounds", "score", "after", "correction", "renormalize"),
+        *int_fields("logits", "experts", "weights", "gate", "up", "down", "up_bytes", "down_bytes"),
+        *int_fields("depth", "down_depth", "sorted", "hidden", "parts", "out", "add", "gelu"),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+    )
+
+
 BEFORE, ATTEND, AFTER = 1, 2, 4
 """Parts of a layer: norm, projections to queries, keys and values with their rotation; attention; the rest."""
 
@@ -127,6 +161,7 @@ class LayerCall(ctypes.Structure):
     attention_norm, output_norm  weights of RMSNorms of the attention's and of the MLP's output before they are added to
              the residual stream, or 0. The matmul `o`, or `down`, then writes elements [num_rows, hidden_size] at
              `addend`
+    mixture  address of an ExpertsCall of the loop `experts`, in place of the matmuls `gate_up` and `down`, or 0
     table    the number of the layer's rotation among those of the tables `cos` and `sin`
     k_store, v_store  elements [num_kv_heads, num_slots, head_dim], the store of keys and values; 0 stores none
     singles, blocks, prefixes  addresses of calls of the attention's loops `decode` and `prefill`, or 0: for single
@@ -138,7 +173,7 @@ class LayerCall(ctypes.Structure):
         *int_fields("norm", "qkv", "qkv_out", "num_heads", "num_kv_heads", "head_dim", "q_norm", "k_norm"),
         *int_fields("k_store", "v_store", "num_slots", "decode", "singles", "prefill", "blocks", "prefixes", "shared"),
         *int_fields("o", "mlp_norm", "gate_up", "gate", "gate_size", "down"),
-        *int_fields("wide", "attention_norm", "output_norm", "addend", "table"),
+        *int_fields("wide", "attention_norm", "output_norm", "addend", "mixture", "experts", "table"),
         ("eps", ctypes.c_float),
         ("head_eps", ctypes.c_float),
         ("mlp_eps", ctypes.c_float),

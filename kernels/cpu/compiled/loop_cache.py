@@ -197,6 +197,7 @@ LOOPS = {
     "rotation": "elementwise",
     "gate_mul": "elementwise",
     "decoder_layers": "decoder_layers",
+    "experts": "experts",
 }
 """Loop -> the module of kernels/cpu/loops that compiles it, with its function `compile_NAME`."""
 
@@ -206,6 +207,7 @@ _COSTS = {
     "decode_attention_int8": 10,
     "prefill_attention": 9,
     "matmul": 6,
+    "experts": 6,
     "quantised_panel": 6,
     "rotation": 3,
 }

@@ -20,6 +20,7 @@ from graftlm.kernels.cpu.calls import AFTER, BEFORE, HALVES, PHASES, LayerCall, 
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.compiled.openmp import barrier
 from graftlm.kernels.cpu.decoder.elementwise import Elementwise
+from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertsRecord, ExpertsSpace
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.packed_linear import linear, own_panels
 from graftlm.kernels.cpu.linear.panels import AnyPanels, segment
@@ -57,7 +58,9 @@ class LayerWeights:
     qkv      the projections whose outputs are all heads of q, then of k, then of v: one weight, or three
     q_norm   RMSNorm of each query head before its rotary embedding, k_norm of each key head; both or none
     gate_up  gate and up projection, or one weight that holds the rows of both
+    down     None, as `gate_up` is empty, for a mixture
     activation  of the gate
+    mixture  experts with their router
     after_attention, after_mlp  RMSNorm of the attention's and of the MLP's output before it is added; None without
 
     All norms round alike, see `Norm.rounded`; weights of norms that round once are float32.
@@ -70,23 +73,29 @@ class LayerWeights:
     out: AnyPanels
     before_mlp: Norm
     gate_up: Sequence[AnyPanels]
-    down: AnyPanels
+    down: AnyPanels | None
     num_heads: int
     num_kv_heads: int
     head_dim: int
     activation: Activation = "silu"
     after_attention: Norm | None = None
     after_mlp: Norm | None = None
+    mixture: CompiledExperts | None = None
 
     @property
     def dtype(self) -> torch.dtype:
-        panels = self.down
+        panels = self.out
         return panels.dtype if isinstance(panels, QuantisedPanels) else panels.packed.dtype
 
     @property
     def norms(self) -> tuple[Norm, ...]:
         found = (self.before_attention, self.before_mlp, self.q_norm, self.k_norm, self.after_attention, self.after_mlp)
         return tuple(norm for norm in found if norm is not None)
+
+    @property
+    def num_bytes(self) -> int:
+        experts = self.mixture.panels.num_bytes if self.mixture is not None else 0
+        return sum(p.num_bytes for p in self.all_panels) + experts
 
     @property
     def is_wide(self) -> bool:
@@ -107,7 +116,7 @@ class LayerWeights:
 
     @property
     def all_panels(self) -> tuple[AnyPanels, ...]:
-        return (*self.qkv, self.out, *self.gate_up, self.down)
+        return (*self.qkv, self.out, *self.gate_up, *([self.down] if self.down is not None else ()))
 
     def heads(self, qkv: torch.Tensor) -> QKV:
         """Return views of qkv [num_rows, num_qkv_heads * head_dim] by head."""
@@ -138,7 +147,11 @@ class Workspace:
     def __init__(self, layers: Sequence[LayerWeights]) -> None:
         dtype = layers[0].dtype
         self.num_rows = num_rows = MAX_DECODE_ROWS[dtype]
-        self.inputs = torch.empty(num_rows, max(p.depth for layer in layers for p in layer.all_panels))
+        mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
+        depths = [p.depth for layer in layers for p in layer.all_panels] + [m.panels.depth for m in mixtures]
+        self.inputs = torch.empty(num_rows, max(depths))
+        chosen = [(m.panels, m.router.top_k) for m in mixtures if m.router is not None]
+        self.experts = ExpertsSpace(chosen, num_rows) if chosen else None
         heads = max(layer.num_qkv_heads * layer.head_dim for layer in layers)
         self.qkv = torch.empty(num_rows * heads, dtype=dtype)
         self.attended = torch.empty(num_rows * max(layer.num_heads * layer.head_dim for layer in layers))
@@ -165,6 +178,7 @@ class CompiledLayers:
         self._counters = np.zeros((PHASES * len(weights) + 2, 2), np.int64)
         self._turn = np.zeros(1, np.int64)
         self._positions = torch.arange(self.space.num_rows)
+        self.mixtures: list[ExpertsRecord | None] = []
         self._segments: list[object] = []  # keeps memory alive to which the matmuls have addresses
         element = ElementFormat.of(self.dtype)
         self._loop = Loop(LayersCall(), loop_address("decoder_layers", element))
@@ -172,10 +186,11 @@ class CompiledLayers:
         self.call.counters, self.call.barrier = self._counters.ctypes.data, barrier()
         self.call.turn = self._turn.ctypes.data
         self.call.matmul = loop_address("matmul", element, False)
-        self.is_small = max(sum(p.num_bytes for p in w.all_panels) for w in weights) < SMALL_BYTES
+        self.is_small = max(w.num_bytes for w in weights) < SMALL_BYTES
         for layer, products, w in zip(self.layers, self.products, weights, strict=True):
             self._lay_out(layer, products, w)
-        self.num_parts = int(self.products["num_tasks"].min())  # tasks of the narrowest matmul, one a thread
+        num_tasks = self.products["num_tasks"]
+        self.num_parts = int(num_tasks[num_tasks > 0].min())  # tasks of the narrowest matmul, one a thread
 
     def _lay_out(self, layer: Any, products: Any, w: LayerWeights) -> None:
         space, width, size = self.space, w.num_qkv_heads * w.head_dim, w.num_heads * w.head_dim
@@ -189,11 +204,13 @@ class CompiledLayers:
         self._product(
             products, OUT_PRODUCT, [w.out], attended if same and w.out.depth == size else inputs, after_attention
         )
-        first, *ups = w.gate_up
-        up = (ups[0].address, ups[0]) if ups else (first.address + first.num_bytes // 2, first)
-        self._product(products, GATE_UP_PRODUCT, [first], inputs, (gate, w.gate_size), up=up)
-        hidden = (gate, w.gate_size) if same and w.down.depth == w.gate_size else inputs
-        self._product(products, DOWN_PRODUCT, [w.down], hidden, after_mlp)
+        self.mixtures.append(self._mixture(layer, products, w, after_mlp))
+        if w.down is not None:
+            first, *ups = w.gate_up
+            up = (ups[0].address, ups[0]) if ups else (first.address + first.num_bytes // 2, first)
+            self._product(products, GATE_UP_PRODUCT, [first], inputs, (gate, w.gate_size), up=up)
+            hidden = (gate, w.gate_size) if same and w.down.depth == w.gate_size else inputs
+            self._product(products, DOWN_PRODUCT, [w.down], hidden, after_mlp)
         products[GATE_UP_PRODUCT]["gelu"] = w.activation == "gelu_tanh"
         places = products.ctypes.data + products.itemsize * np.arange(4)
         layer["qkv"], layer["o"], layer["gate_up"], layer["down"] = places
@@ -208,6 +225,19 @@ class CompiledLayers:
                 layer[f"{name}_norm"], layer[f"{name}_eps"] = norm.weight.data_ptr(), norm.eps
         layer["num_heads"], layer["num_kv_heads"], layer["head_dim"] = w.num_heads, w.num_kv_heads, w.head_dim
         layer["qkv_out"], layer["gate"], layer["gate_size"] = qkv, gate, w.gate_size
+
+    def _mixture(self, layer: Any, products: Any, w: LayerWeights, out: tuple[int, int] | None) -> ExpertsRecord | None:
+        """Set up a layer's mixture, if it has one, with inputs in the workspace; out: as in `_product`"""
+        if w.mixture is None or w.mixture.router is None or self.space.experts is None:
+            return None
+        panels, router, inputs = w.mixture.panels, w.mixture.router, self.space.inputs
+        held = ExpertsRecord(panels, router, router.top_k, self.space.experts)
+        held.record.x, held.record.x_row = inputs.data_ptr(), inputs.shape[1]
+        held.record.add, held.record.out = out is None, out[0] if out is not None else 0
+        gate_up = products[GATE_UP_PRODUCT]  # names the rows that the norm writes
+        gate_up["x"], gate_up["x_row"], gate_up["depth"] = inputs.data_ptr(), inputs.shape[1], panels.depth
+        layer["mixture"], layer["experts"] = held.address, loop_address("experts", ElementFormat.of(self.dtype))
+        return held
 
     def _product(
         self,
@@ -252,6 +282,10 @@ class CompiledLayers:
         products["num_rows"] = x.shape[0]
         call.x = x.data_ptr()
         products["out"][products["add"] != 0] = call.x
+        for held in self.mixtures[layers]:
+            if held is not None:
+                held.record.num_rows = x.shape[0]
+                held.record.out = call.x if held.record.add else held.record.out
         self._turn[0] = call.steps_done = 0
         call.num_steps = num_steps
         call.num_rows, call.hidden_size = x.shape
@@ -324,7 +358,7 @@ class BlockLayer(NamedTuple):
         """Return True if this is the fastest class for `num_rows` tokens: there is a part for each thread."""
         layers = self.decode.layers
         is_fast = layers.space.num_rows >= MIN_BLOCK and 2 * torch.get_num_threads() <= layers.num_parts
-        return num_rows <= MAX_BLOCKED_ROWS and is_fast
+        return num_rows <= MAX_BLOCKED_ROWS and is_fast and self.decode.weights.mixture is None
 
     def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
         """Run `DecodeLayer.before` with newly allocated results."""
@@ -379,13 +413,22 @@ class PrefillLayer:
         self.loops.rotate(q, k, cos, sin, w.q_norm, w.k_norm)
         return q, k, v
 
-    def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
-        """Run `DecodeLayer.after`."""
+    def add_attended(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Add the projected output of attention to x. -> the MLP's input, and rows of padding"""
         w, num_rows = self.weights, x.shape[0]
         inputs = _padded_rows(num_rows, attended[0].numel(), x)
         inputs[:num_rows].copy_(attended.flatten(1))
         normed = _padded_rows(num_rows, w.hidden_size, x)
         self.loops.add_norm(x, linear(inputs, w.out), w.after_attention, w.before_mlp, normed)
+        return normed
+
+    def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
+        """Run `DecodeLayer.after`."""
+        w, normed = self.weights, self.add_attended(x, attended)
+        if w.mixture is not None:
+            self.loops.add_norm(x, w.mixture.routed(normed[: x.shape[0]]), w.after_mlp, None, None)
+            return
+        assert w.down is not None
         if len(w.gate_up) == 1:
             gate, up = linear(normed, w.gate_up[0]).split(w.gate_size, 1)
             hidden = torch.empty_like(gate, memory_format=torch.contiguous_format)

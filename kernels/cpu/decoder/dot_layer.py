@@ -58,8 +58,8 @@ class DotLayer:
         self.loops.rotate(q, k, cos, sin, w.q_norm, w.k_norm)
         return q, k, v
 
-    def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
-        """Run `DecodeLayer.after`."""
+    def add_attended(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Add the projected output of attention to x. -> the MLP's input"""
         w = self.weights
         normed = torch.empty_like(x)
         if w.after_attention is None:
@@ -69,6 +69,14 @@ class DotLayer:
             addend = torch.empty_like(x)
             self._multiply(OUT_PRODUCT, attended.flatten(1), addend)
             self.loops.add_norm(x, addend, w.after_attention, w.before_mlp, normed)
+        return normed
+
+    def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
+        """Run `DecodeLayer.after`."""
+        w, normed = self.weights, self.add_attended(x, attended)
+        if w.mixture is not None:
+            self.loops.add_norm(x, w.mixture.routed(normed), w.after_mlp, None, None)
+            return
         hidden = torch.empty(x.shape[0], w.gate_size, dtype=x.dtype)
         self._multiply(GATE_UP_PRODUCT, normed, hidden)
         if w.after_mlp is None:

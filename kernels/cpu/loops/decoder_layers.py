@@ -11,7 +11,17 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
+from graftlm.kernels.cpu.calls import (
+    AFTER,
+    ATTEND,
+    BEFORE,
+    EXPERT_PHASES,
+    PHASES,
+    ExpertsCall,
+    LayerCall,
+    LayersCall,
+    MatmulCall,
+)
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import (
@@ -69,7 +79,7 @@ def _join(to, prefix, lse, prefix_lse):
         to[d] = to[d] * own + prefix[d] * other
 
 
-_layer_call, _matmul_call = np.dtype(LayerCall), np.dtype(MatmulCall)
+_layer_call, _matmul_call, _experts_call = np.dtype(LayerCall), np.dtype(MatmulCall), np.dtype(ExpertsCall)
 
 
 @njit(forceinline=True, **FLAGS)
@@ -87,6 +97,10 @@ def _end_step(call, num_phases):
         _reset(layer.o)
         _reset(layer.gate_up)
         _reset(layer.down)
+        if layer.mixture != 0:
+            experts = carray(at(layer.mixture), 1, _experts_call)[0]
+            for phase in range(EXPERT_PHASES):
+                _reset(experts.counters + 16 * phase)
     _reset(call.head)
     _reset(call.rows)
     left = call.num_steps - call.steps_done - 1
@@ -234,9 +248,12 @@ def compile_decoder_layers(number: int) -> MachineCode:
                     norm_row(to, x, layer.mlp_norm, layer.wide, hidden, layer.mlp_eps)
                 add_done(at(counter + 48), taken)
                 wait_until_done(counter + 48, num_rows)
-                call_at(call.matmul, layer.gate_up)
-                _finish(layer.gate_up)
-                if down.x != layer.gate:
+                if layer.mixture != 0:
+                    call_at(layer.experts, layer.mixture)
+                else:
+                    call_at(call.matmul, layer.gate_up)
+                    _finish(layer.gate_up)
+                if layer.mixture == 0 and down.x != layer.gate:
                     taken = 0
                     while True:
                         row = next_task(at(counter + 64))
@@ -247,8 +264,9 @@ def compile_decoder_layers(number: int) -> MachineCode:
                         copy_row(carray(at(down.x + row * down.x_row * 4), down.depth, np.float32), gate)
                     add_done(at(counter + 64), taken)
                     wait_until_done(counter + 64, num_rows)
-                call_at(call.matmul, layer.down)
-                _finish(layer.down)
+                if layer.mixture == 0:
+                    call_at(call.matmul, layer.down)
+                    _finish(layer.down)
                 if layer.output_norm != 0:
                     memory, taken = allocate(4 * hidden), 0
                     wide, _ = float_array(memory, (hidden,))

@@ -42,7 +42,7 @@ from graftlm.kernels.cpu.loops.register_tiles import (
 )
 
 
-def _panel_matmul(element: ElementFormat) -> Any:
+def dense_panel_matmul(element: ElementFormat) -> Any:
     """Return the function C [num_rows, PANEL] = A B for one panel B, some rows at a time; `num_out` is ignored.
 
     The sums of six rows fill the registers of AVX-512; four rows if elements are widened, which also needs registers.
@@ -78,7 +78,7 @@ def _panel_matmul(element: ElementFormat) -> Any:
 
 
 def _dot_matmul() -> Any:
-    """Return `_panel_matmul` for bfloat16 rows times a bfloat16 panel, six rows at a time."""
+    """Return `dense_panel_matmul` for bfloat16 rows times a bfloat16 panel, six rows at a time."""
     tiles = [outer_dot_tile(num_rows, PANEL // 16) for num_rows in range(1, 7)]
     one, two, three, four, five, six = tiles
 
@@ -149,7 +149,7 @@ def row_major_matmul(element: ElementFormat, *, dots: bool = False) -> Any:
     return matmul
 
 
-_dots = _dot_matmul()
+dot_panel_matmul = _dot_matmul()
 _row_major_dots = row_major_matmul(ElementFormat.BFLOAT16, dots=True)
 
 
@@ -158,7 +158,7 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
     weight_format = ElementFormat(number)
     element, size = weight_format.raw, weight_format.size
     dots = weight_format is ElementFormat.BFLOAT16 and has_bfloat16_dots()
-    matmul = row_major_matmul(weight_format) if row_major else _panel_matmul(weight_format)
+    matmul = row_major_matmul(weight_format) if row_major else dense_panel_matmul(weight_format)
     quantised = not row_major
 
     def work(pointer):
@@ -208,9 +208,9 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
                 else:
                     matmul(memory, some, x_row, weight + offset, here, depth, width)
             elif dots:
-                _dots(memory, some_halves, halves_row, weight + offset, here, depth)
+                dot_panel_matmul(memory, some_halves, halves_row, weight + offset, here, depth)
                 if up != 0:
-                    _dots(other, some_halves, halves_row, up + offset, here, depth)
+                    dot_panel_matmul(other, some_halves, halves_row, up + offset, here, depth)
             else:
                 matmul(memory, some, x_row, weight + offset, here, depth, width)
                 if up != 0:
