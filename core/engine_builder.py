@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
-from graftlm.core.kv.memory import large_blocks_mapped, num_states, pool_size, step_tokens, trim_heap
+from graftlm.core.kv.memory import (
+    STEP_TOKENS,
+    large_blocks_mapped,
+    num_states,
+    pool_size,
+    prefill_bytes,
+    step_tokens,
+    trim_heap,
+)
 from graftlm.core.kv.prefix_cache import SnapshotLane
 from graftlm.core.kv.tiers.build import check_tiers, folder_tier, host_tier, refuse_tiers
 from graftlm.core.kv.tiers.context import weights_identity
@@ -173,6 +181,7 @@ def build_runner(
     states = num_states(loaded, config)
     state_bytes = (states + RESERVED) * loaded.states.num_bytes if loaded.states is not None else 0
     reserved = state_bytes + (loaded.vision.reserved_bytes if loaded.vision is not None else 0)
+    reserved += prefill_bytes(loaded, config.max_step_tokens or STEP_TOKENS)
     num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded), reserved)
     if (ranks := ranks_at_hand()) is not None:
         num_slots, states = _agreed(ranks, loaded, str(kv), num_slots, states)
@@ -182,7 +191,7 @@ def build_runner(
         from graftlm.core.model.qualify import stretched_context
 
         serial = SerialRunner(loaded, stretches_at=stretched_context(loaded.text_config))
-        budget = step_tokens(config.max_step_tokens, loaded.device)
+        budget = step_tokens(config.max_step_tokens, loaded)
         return RunnerSpec(
             serial, num_slots, *sizes, budget, *words, lane=serial, close=loaded.release, no_pictures=loaded.no_pictures
         )
@@ -192,7 +201,7 @@ def build_runner(
     scales = kv_scales(loaded) if kv.dtype is FP8 else ()
     store = kv.store(loaded, num_slots + 1, scales)  # the last slot is scratch
     pool = loaded.states.pool(states + RESERVED, loaded.device) if loaded.states is not None else None
-    budget = step_tokens(config.max_step_tokens, loaded.device)  # of the memory that weights and store leave
+    budget = step_tokens(config.max_step_tokens, loaded)  # of the memory that weights and store leave
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
     device_sampler = DeviceSampler(config.max_batch, loaded.device) if overlap else None

@@ -194,7 +194,7 @@ def pool_size(
     """Slots in the KV pool: the least of what the configuration says, else a share of free memory.
 
     bytes_per_token  of KV as it is kept; None: in the model's own dtype
-    reserved_bytes   of the free memory that the pool of states and pictures take
+    reserved_bytes   of the free memory that the pool of states, their prefill and pictures take
     Raises ConfigError if not even two tokens fit, or if the configuration asks for more than is free.
     """
     bytes_per_token = max(loaded.bytes_per_token if bytes_per_token is None else bytes_per_token, 1)
@@ -219,15 +219,22 @@ def pool_size(
     return num_slots
 
 
-def step_tokens(wanted: int | None, device: torch.device) -> int:
-    """Prompt tokens that a step computes: `wanted`, or else what suits the memory that is left free on `device`."""
+def prefill_bytes(loaded: LoadedModel, num_tokens: int) -> int:
+    """Bytes that layers with a state take in a step of so many prompt tokens; 0 for a model without any."""
+    return loaded.states.work_bytes(num_tokens) if loaded.states is not None else 0
+
+
+def step_tokens(wanted: int | None, loaded: LoadedModel) -> int:
+    """Prompt tokens that a step computes: `wanted`, or else what suits the memory that is left free on the device."""
     if wanted is not None:
         return wanted
     import torch
 
+    device = loaded.device
     nvidia = device.type == "cuda" and torch.version.hip is None
     fast = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
-    return LARGE_STEP_TOKENS if fast and free_bytes(device) >= LARGE_STEP_FREE else STEP_TOKENS
+    needed = LARGE_STEP_FREE + prefill_bytes(loaded, LARGE_STEP_TOKENS)
+    return LARGE_STEP_TOKENS if fast and free_bytes(device) >= needed else STEP_TOKENS
 
 
 def _default_slots(loaded: LoadedModel, bytes_per_token: int, reserved_bytes: int) -> int:

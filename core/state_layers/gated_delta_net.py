@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from graftlm.core.state_layers.state_layer import UnknownVariant, check_silu, conv_shape, conv_weight
+from graftlm.core.state_layers.state_layer import UnknownVariant, check_silu, conv_bytes, conv_shape, conv_weight
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.recurrent.convolution import causal_convolution
-from graftlm.kernels.recurrent.delta_rule import EPSILON, DeltaInputs, delta_rule
+from graftlm.kernels.recurrent.delta_rule import EPSILON, DeltaInputs, delta_rule, rule_bytes
 from graftlm.kernels.recurrent.state_pool import StateShape
 from graftlm.kernels.recurrent.state_step import StateStep
 
@@ -63,6 +63,7 @@ class GatedDeltaNet:
         heads, k_dim, v_dim = module_.num_v_heads, module_.head_k_dim, module_.head_v_dim
         recurrent = StateShape((heads, k_dim, v_dim), torch.float32)
         self.shapes: tuple[StateShape, ...] = (conv_shape(module_.conv1d), recurrent)
+        self.token_bytes = conv_bytes(module_.conv1d) + rule_bytes(heads, k_dim, v_dim)
 
     def forward(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """As StateLayer.forward."""

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from graftlm.core.state_layers.state_layer import check_silu, conv_shape, conv_weight
+from graftlm.core.state_layers.state_layer import check_silu, conv_bytes, conv_shape, conv_weight
 from graftlm.kernels.recurrent.convolution import causal_convolution
-from graftlm.kernels.recurrent.selective_scan import ScanInputs, selective_scan
+from graftlm.kernels.recurrent.selective_scan import ScanInputs, scan_bytes, selective_scan
 from graftlm.kernels.recurrent.state_pool import StateShape
 from graftlm.kernels.recurrent.state_step import StateStep
 
@@ -27,6 +27,7 @@ class Mamba2:
         check_silu(module_.activation)
         shape = (module_.num_heads, module_.head_dim, module_.ssm_state_size)
         self.shapes: tuple[StateShape, ...] = (conv_shape(module_.conv1d), StateShape(shape, torch.float32))
+        self.token_bytes = conv_bytes(module_.conv1d) + scan_bytes(*shape)
         self._has_norm = not isinstance(module_.norm, nn.Identity)
 
     def forward(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graftlm.core.state_layers.state_layer import conv_shape, conv_weight
+from graftlm.core.state_layers.state_layer import conv_bytes, conv_shape, conv_weight
 from graftlm.kernels.recurrent.convolution import causal_convolution
 from graftlm.kernels.recurrent.state_pool import StateShape
 from graftlm.kernels.recurrent.state_step import StateStep
@@ -19,6 +19,7 @@ class ShortConvolution:
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
         self.shapes: tuple[StateShape, ...] = (conv_shape(self.module.conv),)
+        self.token_bytes = conv_bytes(self.module.conv)
 
     def forward(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """As StateLayer.forward."""

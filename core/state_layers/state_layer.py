@@ -18,10 +18,12 @@ class UnknownVariant(Exception):
 class StateLayer(Protocol):
     """One layer with a state over a module of transformers, whose weights and sub-modules it uses.
 
-    shapes  the tensors of the layer's state
+    shapes       the tensors of the layer's state
+    token_bytes  of intermediate tensors that a prefill holds for each token, in any of its implementations
     """
 
     shapes: tuple[StateShape, ...]
+    token_bytes: int
 
     def __init__(self, module: nn.Module) -> None:
         """Raises UnknownVariant for a module that `forward` would compute in another way than the module itself."""
@@ -47,6 +49,12 @@ def conv_shape(convolution: Any) -> StateShape:
     """Return the shape of the inputs that a causal convolution keeps for the next token."""
     weight: torch.Tensor = convolution.weight
     return StateShape((weight.shape[0], weight.shape[2] - 1), weight.dtype)
+
+
+def conv_bytes(convolution: Any) -> int:
+    """Return the bytes of a token's intermediate tensors in a causal convolution: inputs, float32 sums, outputs."""
+    weight: torch.Tensor = convolution.weight
+    return weight.shape[0] * (12 + 6 * weight.itemsize)
 
 
 def check_silu(activation: object) -> None:

@@ -15,7 +15,7 @@ from graftlm.core.state_layers.mamba2 import Mamba2
 from graftlm.core.state_layers.short_convolution import ShortConvolution
 from graftlm.core.state_layers.state_layer import StateLayer, UnknownVariant
 from graftlm.kernels.recurrent.state_pool import StatePool, StateShape, slot_bytes
-from graftlm.kernels.recurrent.state_step import StateStep
+from graftlm.kernels.recurrent.state_step import MAX_CHUNK, StateStep
 
 FAMILIES: dict[str, Callable[[nn.Module], StateLayer]] = {
     "Qwen3NextGatedDeltaNet": GatedDeltaNet,
@@ -29,6 +29,9 @@ FAMILIES: dict[str, Callable[[nn.Module], StateLayer]] = {
     "FalconH1Mixer": Mamba2,
 }
 """The kind of each class of transformers that has a state."""
+
+PADDED_ROWS = 16
+"""Rows of a prefill step whose padding has memory reserved."""
 
 
 def has_states(model: nn.Module) -> bool:
@@ -77,6 +80,14 @@ class StateLayers:
     def num_bytes(self) -> int:
         """Return the bytes of the states of one sequence."""
         return slot_bytes(self.shapes)
+
+    def work_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of intermediate tensors of a prefill: one layer's, for its tokens and padding of chunks.
+
+        Each row's last chunk is padded; a step of more than PADDED_ROWS short prompts takes more.
+        """
+        places = num_tokens + PADDED_ROWS * MAX_CHUNK
+        return places * max((layer.token_bytes for layer in self.layers.values()), default=0)
 
     def pool(self, num_slots: int, device: torch.device) -> StatePool:
         """Allocate a pool of `num_slots` slots, reserved ones included."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from graftlm.kernels.recurrent.state_step import RaggedRows, StateStep
+from graftlm.kernels.recurrent.state_step import MAX_CHUNK, RaggedRows, StateStep
 
 EPSILON = 1e-6
 """Added to the squared length of q and k before they are divided by it."""
@@ -69,6 +69,11 @@ def _decode(inputs: DeltaInputs, states: torch.Tensor, slots: torch.Tensor) -> t
     state += k.transpose(2, 3) * change
     states.index_copy_(0, slots, state)
     return (q @ state)[:, :, 0]
+
+
+def rule_bytes(num_heads: int, k_dim: int, v_dim: int) -> int:
+    """Return the bytes of a token's intermediate tensors in `_chunked`, which takes more than the kernels do."""
+    return 4 * num_heads * (9 * k_dim + 6 * v_dim + 4 * MAX_CHUNK)
 
 
 def _chunked(inputs: DeltaInputs, states: torch.Tensor, rows: RaggedRows) -> torch.Tensor:

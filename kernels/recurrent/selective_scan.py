@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from graftlm.kernels.gpu.support import triton_problem
-from graftlm.kernels.recurrent.state_step import RaggedRows, StateStep
+from graftlm.kernels.recurrent.state_step import MAX_CHUNK, MIN_CHUNK, RaggedRows, StateStep
 
 
 class ScanInputs(NamedTuple):
@@ -65,6 +65,12 @@ def _decode(inputs: ScanInputs, a: torch.Tensor, states: torch.Tensor, slots: to
     state += (inputs.x.float() * inputs.dt[..., None])[..., None] * b[:, :, None]
     states.index_copy_(0, slots, state)
     return (state @ c[..., None])[..., 0]
+
+
+def scan_bytes(num_heads: int, head_dim: int, state_dim: int) -> int:
+    """Return the bytes of a token's intermediate tensors in `_chunked`."""
+    states = -(-head_dim * state_dim // MIN_CHUNK)  # what a chunk adds to the state
+    return 4 * num_heads * (5 * state_dim + 6 * head_dim + 4 * MAX_CHUNK + states)
 
 
 def _chunked(inputs: ScanInputs, a: torch.Tensor, states: torch.Tensor, rows: RaggedRows) -> torch.Tensor:

@@ -58,7 +58,7 @@ def logits(loaded: LoadedModel, num_tokens: int, wanted: list[int] | None = None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "qwen2", "phi3", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "qwen2", "phi3", "gemma3_text", "qwen3_moe"])
 def test_every_layer_of_the_common_shape_runs_few_tokens_as_compiled_loops(kind: str, dtype: torch.dtype) -> None:
     if lies_otherwise(dtype):
         pytest.skip(OTHERWISE)
@@ -66,9 +66,18 @@ def test_every_layer_of_the_common_shape_runs_few_tokens_as_compiled_loops(kind:
     assert num_fused(loaded) == loaded.text_config.num_hidden_layers
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "olmo2", "mixtral"])
+@pytest.mark.parametrize("kind", ["gpt2", "olmo2", "qwen2_moe"])
 def test_layers_of_another_shape_keep_their_own_forward(kind: str) -> None:
     assert num_fused(load(kind)) == 0
+
+
+def test_a_released_mixture_has_its_weights_again() -> None:
+    model = tiny_model("mixtral")
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    loaded = load_model(model, EngineConfig(), byte_tokenizer())
+    assert model.model.layers[0].mlp.experts.down_proj.numel() == 0
+    loaded.release()
+    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, MAX_DECODE_ROWS[torch.float32], MAX_DECODE_ROWS[torch.float32] + 1, 300])

@@ -68,6 +68,7 @@ def test_the_least_of_what_is_configured_sizes_the_pool(
     ],
 )
 def test_steps_are_large_on_a_fast_gpu_with_room(
+    loaded: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
     device: torch.device,
     capability: tuple[int, int] | None,
@@ -76,8 +77,9 @@ def test_steps_are_large_on_a_fast_gpu_with_room(
 ) -> None:
     give(monkeypatch, free)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert memory.step_tokens(None, device) == tokens
-    assert memory.step_tokens(100, device) == 100
+    on_device = replace(loaded, device=device)
+    assert memory.step_tokens(None, on_device) == tokens
+    assert memory.step_tokens(100, on_device) == 100
 
 
 def test_without_a_wish_a_gpu_gives_most_of_what_is_free_and_a_cpu_a_quarter(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from graftlm import CacheConfig, Runtime
@@ -15,6 +19,7 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.state_layers.gated_delta_net import GatedDeltaNet
 from graftlm.core.state_layers.state_layer import UnknownVariant
 from graftlm.core.state_layers.state_layers import StateLayers
+from graftlm.kernels.recurrent.state_step import RaggedRows, StateStep
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 KINDS = [
@@ -175,3 +180,43 @@ def test_a_variant_that_is_not_computed_here_is_named() -> None:
     with pytest.raises(UnknownVariant, match="'gelu'"):
         GatedDeltaNet(module)
     assert StateLayers.of(tiny_model("llama")) is None
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of the tensors that operations return while it is on; `most` is the largest sum alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self._seen:
+                    self._seen.add(storage.data_ptr())
+                    self.now += storage.nbytes()
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self._freed, storage.data_ptr(), storage.nbytes())
+        return out
+
+    def _freed(self, address: int, num_bytes: int) -> None:
+        self._seen.discard(address)
+        self.now -= num_bytes
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "bamba", "lfm2"])
+def test_the_memory_of_a_prefill_of_states_is_reserved(kind: str) -> None:
+    layers = StateLayers.of(tiny_model(kind))
+    assert layers is not None
+    (layer,) = layers.layers.values()
+    lengths = np.array([500, 17, 1], np.int64)
+    x = torch.randn(int(lengths.sum()), layer.module.config.hidden_size if hasattr(layer.module, "config") else 64)
+    rows = RaggedRows(lengths, np.array([2, 3, 4]), torch.device("cpu"))
+    pool = layers.pool(8, torch.device("cpu"))
+    with torch.inference_mode(), Peak() as peak:
+        layer.forward(x, pool.layers[0], StateStep(0, torch.empty(0, dtype=torch.int64), rows))
+    layers.undo()
+    assert 0.1 * layers.work_bytes(len(x)) < peak.most < layers.work_bytes(len(x))
