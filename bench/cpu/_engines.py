@@ -94,11 +94,19 @@ class Worker:
 class Engines(AbstractContextManager["Engines"]):
     """Start one worker for each installed engine, on the same weights."""
 
-    def __init__(self, size: Size, precision: Precision, folder: Path, model: Path | None = None) -> None:
+    def __init__(
+        self,
+        size: Size,
+        precision: Precision,
+        folder: Path,
+        model: Path | None = None,
+        only: tuple[str, ...] = tuple(NEEDS),
+    ) -> None:
         self.label = f"{model.name if model else NAMES[size]} {precision}"
         model = model or write_random(size, folder)
         places = {OURS: model}
-        for name, modules in NEEDS.items():
+        for name in only:
+            modules = NEEDS[name]
             missing = [module for module in modules if importlib.util.find_spec(module) is None]
             try:
                 if missing:
