@@ -21,10 +21,10 @@ from typing import Any, Literal
 
 import torch
 
-from graftlm.kernels.expert_router import Router
 from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.expert_router import route
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up, sum_parts
+from graftlm.kernels.gpu.mixture.router import Router
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.jit import python_process
 from graftlm.kernels.norm import Norm

@@ -285,11 +285,14 @@ def weights_of(
     """
     from graftlm.kernels.cpu.decoder.decoder_layer import LayerWeights
 
-    own = modules.before_attention, modules.before_mlp, modules.q_norm, modules.k_norm
-    own += modules.after_attention, modules.after_mlp
+    own = (
+        *(modules.before_attention, modules.before_mlp, modules.q_norm, modules.k_norm),
+        *(modules.after_attention, modules.after_mlp),
+    )
     norms = [rms_norm_of(module) for module in own]
     before, after, q_norm, k_norm, after_attention, after_mlp = norms
-    known = all((module is None) == (norm is None) for module, norm in zip(own, norms, strict=True))
+    absent = [module is None or type(module) is nn.Identity for module in own]
+    known = absent == [norm is None for norm in norms]
     if before is None or after is None or not known:
         return "its norms are no RMSNorms before attention and MLP"
     if modules.factor != 1.0:

@@ -20,7 +20,6 @@ from graftlm.kernels.codes.expert_codes import codes_of
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
-    from graftlm.kernels.activation import Activation
     from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertPanels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -44,9 +43,10 @@ def _fuse(block: nn.Module, experts: Any, fusions: Fusions, found: dict[nn.Modul
     """Replace the experts of one mixture; return the reason if they keep their own forward."""
     from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertPanels, router_problem
 
-    activation = _activation(experts)
-    if activation not in ("silu", "gelu_tanh"):
-        return activation
+    problem = _problem(experts)
+    activation = activation_of(getattr(experts, "act_fn", None))
+    if problem is not None or activation is None:
+        return problem or "their gate is neither SiLU nor GELU"
     gate_up, down = experts.gate_up_proj, experts.down_proj
     seen = _seen(block, experts, gate_up)
     if isinstance(seen, str):
@@ -74,8 +74,8 @@ def _fuse(block: nn.Module, experts: Any, fusions: Fusions, found: dict[nn.Modul
     return None
 
 
-def _activation(experts: Any) -> Activation | str:
-    """Return the activation of experts that the compiled code can read, or the reason why it cannot."""
+def _problem(experts: Any) -> str | None:
+    """Return the reason why the compiled code cannot read the weights of experts; None if it can."""
     gate_up, down = getattr(experts, "gate_up_proj", None), experts.down_proj
     if codes_of(experts) or not isinstance(gate_up, nn.Parameter) or gate_up.dim() != 3 or not gate_up.numel():
         return "their weights are not two plain tensors"
@@ -87,7 +87,7 @@ def _activation(experts: Any) -> Activation | str:
         return f"another layout ({', '.join(wrong) or 'shapes'})"
     if any("bias" in name for name, _ in experts.named_parameters(recurse=False)):
         return "they have biases"
-    return activation_of(getattr(experts, "act_fn", None)) or "their gate is neither SiLU nor GELU"
+    return None
 
 
 def _seen(block: nn.Module, experts: Any, like: torch.Tensor) -> tuple[Routing, torch.Tensor, Any] | str:

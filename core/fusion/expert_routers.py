@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from graftlm.core.execution.routing import Routing
-from graftlm.kernels.expert_router import MAX_EXPERTS, Router
+from graftlm.kernels.gpu.mixture.router import MAX_EXPERTS, Router
 
 
 def router_of(block: nn.Module, experts: nn.Module, routing: Routing, num_experts: int) -> Router | None:

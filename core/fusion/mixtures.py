@@ -22,10 +22,10 @@ from graftlm.core.fusion.linears import Fusions
 from graftlm.core.tensor_parallel.ranks import REDUCE
 from graftlm.kernels.codes.expert_codes import codes_of
 from graftlm.kernels.expert_dispatch import plan_experts
-from graftlm.kernels.expert_router import Router
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan
 from graftlm.kernels.gpu.mixture.expert_router import route
 from graftlm.kernels.gpu.mixture.grouped_matmul import sum_parts
+from graftlm.kernels.gpu.mixture.router import Router
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.linear_dispatch import AllClose, LinearPlan, SumParts
 from graftlm.kernels.norm import Addition, Norm

@@ -27,7 +27,6 @@ from triton.runtime.jit import JITFunction
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.expert_dispatch import plan_experts
-from graftlm.kernels.expert_router import Router
 from graftlm.kernels.gpu import linear
 from graftlm.kernels.gpu.attention import decode, extend
 from graftlm.kernels.gpu.attention.block_table import write_table
@@ -45,6 +44,7 @@ from graftlm.kernels.gpu.mixture import expert_plan
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertWeights
 from graftlm.kernels.gpu.mixture.expert_router import route
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, sum_parts
+from graftlm.kernels.gpu.mixture.router import Router
 from graftlm.kernels.gpu.norm import add_norm, norm_rows
 from graftlm.kernels.gpu.sampling.argmax import greedy
 from graftlm.kernels.gpu.sampling.nucleus import draw_nucleus

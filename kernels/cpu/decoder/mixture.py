@@ -15,7 +15,7 @@ from graftlm.kernels.cpu.calls import EXPERT_PHASES, IDENTITY, SIGMOID, SOFTMAX,
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.linear.panels import pack
-from graftlm.kernels.expert_router import Router
+from graftlm.kernels.gpu.mixture.router import Router
 
 _FUNCTIONS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "logits": IDENTITY, "none": IDENTITY}
 
@@ -49,11 +49,11 @@ class ExpertPanels:
         """Copy gate_up [num_experts, 2 * gate_size, hidden_size] and down [num_experts, hidden_size, gate_size]."""
         num_experts, both, hidden_size = gate_up.shape
         gate_size = both // 2
-        packed = [
+        gate, up, packed_down = (
             _packed([weight[expert] for expert in range(num_experts)])
             for weight in (gate_up[:, :gate_size], gate_up[:, gate_size:], down)
-        ]
-        return cls(*packed, hidden_size, gate_size, activation)
+        )
+        return cls(gate, up, packed_down, hidden_size, gate_size, activation)
 
     @property
     def dtype(self) -> torch.dtype:

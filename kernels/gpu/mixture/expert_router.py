@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.expert_router import Router
 from graftlm.kernels.gpu.attention.online_softmax import precision
+from graftlm.kernels.gpu.mixture.router import Router
 from graftlm.kernels.gpu.pdl import grid_wait, launch_and_wait, launch_dependents, pdl_options
 
 

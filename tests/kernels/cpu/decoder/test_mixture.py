@@ -8,7 +8,7 @@ import torch
 from graftlm.core.fusion.expert_routers import chosen
 from graftlm.kernels.activation import Activation, gate_by_torch
 from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertPanels
-from graftlm.kernels.expert_router import Router
+from graftlm.kernels.gpu.mixture.router import Router
 
 EXPERTS, GATE, HIDDEN, TOP_K = 6, 40, 72, 3
 """Sizes that fill no panel of 64 outputs."""

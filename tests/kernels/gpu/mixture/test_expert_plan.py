@@ -10,11 +10,11 @@ import torch
 from graftlm.core.fusion.expert_modules import apply_gate
 from graftlm.core.fusion.expert_routers import chosen
 from graftlm.kernels.expert_dispatch import plan_experts
-from graftlm.kernels.expert_router import Router
 from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan, ExpertTiles, ExpertWeights, fitted
 from graftlm.kernels.gpu.mixture.expert_router import route
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up, sum_parts
+from graftlm.kernels.gpu.mixture.router import Router
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
