@@ -1,8 +1,7 @@
-"""Meaning: embeddings of texts, and the words that two texts of one meaning must have in common."""
+"""Meaning: embeddings of texts."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,46 +13,6 @@ if TYPE_CHECKING:
     from graftlm.core.runtime import Runtime
 
 Embed = Callable[[list[str]], Any]
-
-_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?|\d+(?:[.,:/-]\d+)*|[%$€£<>=+*]")
-_POLITE = r"(?:please,? |(?:can|could|would|will) you (?:please )?|i (?:want|would like|need) to know )"
-_QUESTION = r"(?:how|why|when|where|who|whom|whose|what|which)\b"
-_REQUEST = re.compile(
-    rf"^{_POLITE}*(?:(?:tell|show)(?: me)?|explain(?: to me)?|say|let me know)(?: (?:if|whether)\b| (?={_QUESTION}))"
-    rf"|^{_POLITE}+(?={_QUESTION})"
-)
-_OBJECT = re.compile(rf"^{_POLITE}*(?:tell me|give me|name) (?=the\b|a\b|an\b)")
-_HOW = re.compile(r"\bhow (?:(?:do|can|could) (?:i|we|you|one)|to)\b")
-_FRONTED = re.compile(
-    r"^((?:in|on|at|for|with|without|if|unless|after|before|during|under|by|from|until|within|since) [^,?!.]+), +"
-    r"([^,?!.]+)[?!.]*$"
-)
-_ABLE = re.compile(r"^(?:is it possible for ([^,?!.]+?) to|(?:is|are|am) ([^,?!.]+?) able to) ")
-_DROPPED = frozenset(["a", "an", "the", "do", "does", "is", "are", "am", "please"])
-_SAME = {"which": "what", "what's": "what", "who's": "who", "where's": "where", "how's": "how"}
-
-
-def marks(text: str) -> tuple[str, ...]:
-    """Return the words that must be equal, and in one order, in texts of one meaning.
-
-    Left out are articles, forms of "do" and "be" in the present, politeness and what asks for an answer ("tell me",
-    "explain how"). A phrase before a comma counts as if it stood at the end. All other words count, those of question,
-    tense, negation and place included: "why" and "how", "did" and "does", "from A to B" and "from B to A" differ.
-    """
-    text = " ".join(text.lower().replace("’", "'").split())
-    text = _OBJECT.sub("what ", _REQUEST.sub("", text).strip())
-    text = _ABLE.sub(lambda found: f"can {found[1] or found[2]} ", text)
-    fronted = _FRONTED.match(text)
-    if fronted is not None:
-        text = f"{fronted[2]} {fronted[1]}"
-    found: list[str] = []
-    for word in _WORD.findall(_HOW.sub("how", text)):
-        if word.endswith("n't"):
-            found.append("not")
-            word = word[:-3]
-        if word not in _DROPPED:
-            found.append(_SAME.get(word, word))
-    return tuple(found)
 
 
 def embedder_of(given: Any, runtime: Runtime) -> Embed:

@@ -19,12 +19,13 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.program.compiler.sharing import blocks_of
 from graftlm.core.request import Chunk, Completion, Listener, Request, Submission, Usage
 from graftlm.core.semantic_cache.index import GraphIndex, Kind, ProductIndex, check_kind, grown
-from graftlm.core.semantic_cache.meaning import Embed, embedder_of, marks, unit_rows
+from graftlm.core.semantic_cache.meaning import Embed, embedder_of, unit_rows
+from graftlm.core.semantic_cache.wording import is_text_task, marks
 
 if TYPE_CHECKING:
     from graftlm.core.runtime import Runtime
 
-DEFAULT_SIMILARITY = 0.9
+DEFAULT_SIMILARITY = 0.8
 """Cosine from which on two texts count as one; see docs/semantic-cache.md."""
 
 _NOT_IN_KEY = {"timeout", "max_retries"}  # parameters that do not change an answer
@@ -64,7 +65,8 @@ class SemanticCache:
     namespace         answers of another namespace are never given
     any_temperature   also keep answers of requests with a temperature above 0
     max_entries       answers that are kept; the one unused for longest goes first
-    strict_words      all words but articles, politeness and the like must be equal, and in one order, in both texts
+    strict_words      both texts must have the same words in one order, after wordings of English that mean one thing
+                      became one; see `wording.marks`
     index             "numpy" searches by a product, "faiss" through a graph of neighbours (pip install
                       'graftlm[semantic]'); "auto" takes the graph from 8,000 entries of a context on if faiss is there
 
@@ -220,7 +222,10 @@ class SemanticFront:
         )
         tools = _frozen(request.tools), _frozen(request.tool_fields), repr(request.thinking), request.thinking_budget
         model = self._runtime.model_name, self._runtime.base_url, self._identity
-        return (self.cache.namespace, request.namespace, model, options, tools, parts[0]), parts[1]
+        key = (self.cache.namespace, request.namespace, model, options, tools, parts[0])
+        if self.cache.strict_words and is_text_task(repr(parts[0])):
+            key = (*key, parts[1])  # "Translate this:", and then the text: its wording is its content
+        return key, parts[1]
 
     @property
     def _identity(self) -> Any:

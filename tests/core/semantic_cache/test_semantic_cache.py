@@ -10,7 +10,7 @@ import pytest
 
 import graftlm as gl
 from graftlm.core.errors import ConfigError
-from graftlm.core.semantic_cache.meaning import marks
+from graftlm.core.semantic_cache.wording import marks
 from graftlm.testing import ScriptedModel
 
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
