@@ -130,8 +130,6 @@ CLASSES = {
     "WAY": "way|ways|method|procedure|process|approach",
     "GOOD": "best|right|correct|proper|usual|standard|good|recommended|best possible",
     "ALLOWED": "possible|okay|alright|all right|fine|allowed|permitted|permissible|acceptable",
-    "WRITING": "poem|email|letter|essay|story|song|haiku|paragraph|speech|tweet|article|function|script|query|program|regex|"
-    "recipe|review|toast|blurb|slogan|caption|limerick|message|note|post|blog post|cover letter|short story|joke",
     "REQUEST": "tell|explain|show|give|list|name|write|translate|summarize|summarise|describe|compare|define|recommend|suggest|"
     "provide|generate|calculate|compute|remind|rewrite|outline|sum|convert|compose|draft",
     "NOUNS": NOUNS,
@@ -284,13 +282,13 @@ am i right that => ?
 (i forgot|remains unclear|the question is|my question is|question is|it is unclear to me) &{Q} => 
 (please|{ASK} {SOMEONE})  &{Q} => 
 # things that are asked for
-[please|{ASK} {SOMEONE}]* (tell|give|show|find|get|inform) (me|us) [of|about] &(the) => what is
+[please|{ASK} {SOMEONE}]* (tell|give|show|inform) (me|us) [of] &(the) => what is
 [please|{ASK} {SOMEONE}]* provide [me with|us with] &(the) => what is
 [please|{ASK} {SOMEONE}]* (name|find out|look up|state) &(the) => what is
-{WANT} to {KNOW} &(the) => what is
+{WANT} to (know|find out) &(the) => what is
 [i|we] [am|was] [just] ({WONDERING}) &(the) => what is
 (do|does|would) (you|anyone|anybody|someone) [here|happen to|perhaps|maybe|by any chance]* know &(the) => what is
-(can|could|may) i [please] (have|get|know) &(the) => what is
+(can|could|may) i [please] know &(the) => what is
 (any|got any|do you have any) (idea|clue) [of|about|as to] &(the) => what is
 [please|{ASK} {SOMEONE}]* (tell me|give me (?:some )?information|what can you tell me|provide (?:some )?information|talk) (about|on) => tell about
 {WANT} (to know|to learn|to hear|information) about => tell about
@@ -305,14 +303,14 @@ am i right that => ?
 HOW = rules(r"""
 (what is|what are|what would be) [the|a|some] [{GOOD}] {WAY} (to|of|for|in which {ANYONE} can|{ANYONE} can use to) => how-to
 [{GOOD}] (way|method|procedure|process|steps|instructions|directions|guide) (to|for) => how-to
-what (do|should|must|can|would|could) {ANYONE} [need to|have to|got to] do to => how-to
+what (do|can|would|could) {ANYONE} [need to|have to|got to] do to => how-to
 what (steps|actions) (do|should|must|can) {ANYONE} [need to|have to] (take|follow|do|perform) to => how-to
 (what|which) steps are (needed|involved|necessary) (to|for|in) => how-to
 (what are|what is) [the] (steps|step|instructions|procedure|process) [to take|to follow|needed|involved|necessary] (to|for|in|of) => how-to
-how (do|can|could|should|would|might) {ANYONE} [best|properly|correctly] go about => how-to
-how (do|does|can|could|should|would|might|must) {I} ~(not) [need to|have to|best|properly|correctly] => how-to
-how do {ANYONE} ~(not) [need to|have to|best|properly|correctly] => how-to
-how {I} (can|could|should|must|have to|need to) ~(not) => how-to
+how (do|can|could|would|might) {ANYONE} [best|properly|correctly] go about => how-to
+how (do|does|can|could|would|might) {I} ~(not|need|have) [best|properly|correctly] => how-to
+how do {ANYONE} ~(not|need|have) [best|properly|correctly] => how-to
+how {I} (can|could) ~(not) => how-to
 how [is it possible|best] to => how-to
 (give|show|tell) me [the|some|a] (instructions|directions|steps|guidance|guide) (on how to|on|for|to) => how-to
 (provide|i need) [me with] [the|some] (instructions|directions|steps|guidance) (on how to|on|for|to) => how-to
@@ -386,7 +384,6 @@ REQUESTS = rules(
 (sum up|give me the gist of) => summarize
 <what|who|when|where> <is|are|was|were> <\w+(?: \w+)?> 's <{NOUNS}> => \1 \2 \4 of \3
 (give|tell|show|name|list) [me|us] &({N}) => list
-(generate|create|i need|i want|i would like|give me|produce|write me|make me|i would like to have) (a|an) <(?:\w+ )?> &({WRITING}) => write a \1
 (send|set|give|create|add) [me] [a] reminder to => remind me to
 (send|set|give|create|add) <\w+> a reminder to => remind \1 to
 (set|create|add) a reminder for <\w+> to => remind \1 to
@@ -409,8 +406,8 @@ who (is|was) (the one|the person) (who|that) => who
 who is it that => who
 (which|what) (person|people) => who
 what is the name of the (person|man|woman) (who|that) => who
-(by who|who) (was|were|is|are) _ <{MADE}> by $ => made \2 \1
-by who (was|were|is|are) _ <{MADE}> => made \2 \1
+who (was|were) _ <{MADE}> by $ => made \2 \1
+by who (was|were) _ <{MADE}> => made \2 \1
 who (is|was) the (author|writer) of => made written
 who (is|was) the inventor of => made invented
 who (is|was) the founder of => made founded
@@ -437,7 +434,7 @@ how long (does|will|would) it [{USUALLY}] take [for me|me|you|one|us] to => dura
 how long (does|will|would) <\w+ing> _ [{USUALLY}] take => duration \1 \2
 how long (does|will|would) it take &(\w+ing) => duration
 what is the (time|duration) [needed|it takes|taken] (to|for|of) &(\w+ing) => duration
-how long (does|do) _ [{USUALLY}] (last|take) => duration \1
+how long (does|do) _ [{USUALLY}] take => duration \1
 what is the duration of => duration
 how much (is|are) (a|an|the) => what is price of
 (how much|what) (does|do) _ cost => what is price of \1
@@ -450,7 +447,7 @@ how far is it from _ to __ => what is distance between \1 and \2
 (how is|how are) _ different from => what is difference between \1 and
 (how does|how do) _ differ from => what is difference between \1 and
 how do _ and _ differ => what is difference between \1 and \2
-[what is|what are|list|explain|describe] [the] [main|key] (difference|differences) between => what is difference between
+[what is|what are] [the] (difference|differences) between => what is difference between
 compare _ (with|to|and|versus|against) => compare between \1 and
 # needs
 ... (do|does|will|would) {I} need &(to) => must-be

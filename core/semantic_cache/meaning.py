@@ -35,12 +35,15 @@ def embedder_of(given: Any, runtime: Runtime) -> Embed:
     )
 
 
+_IN_ONE_WORD = 'This sentence : "{}" means in one word:"'
+
+
 class ModelEmbedder:
-    """Embeds texts by the served model's hidden state after each, seen through its output layer.
+    """Embeds texts by the served model's hidden state before a word for it, through the output layer.
 
     The logits are a linear image of the last hidden state; `size` random projections of them keep their angles. The
-    prompt's KV is cached on the way. A language model's hidden state says how the text goes on rather than its
-    meaning, so take a higher limit than for an embedding model.
+    prompt's KV is cached on the way. Without the frame, the state says how the text goes on rather than its meaning.
+    Source: PromptEOL, arXiv 2307.16645.
     """
 
     def __init__(self, runtime: Runtime, size: int = 256) -> None:
@@ -49,7 +52,7 @@ class ModelEmbedder:
         self._projection: np.ndarray | None = None
 
     def __call__(self, texts: list[str]) -> np.ndarray:
-        ids = [self._runtime.tokenizer.encode(text) for text in texts]
+        ids = [self._runtime.tokenizer.encode(_IN_ONE_WORD.format(text)) for text in texts]
         logits = np.stack([future.result() for future in [self._runtime.logits(one) for one in ids]])
         logits -= logits.mean(axis=1, keepdims=True)
         if self._projection is None:

@@ -158,7 +158,7 @@ def test_an_embedder_of_another_size_is_named() -> None:
     ("text", "others"),
     [
         ("What is the capital of Peru?", ["Hi! Tell me what the capital of Peru is.", "What is Peru's capital?"]),
-        ("How do I sort 5 lists?", ["Could you explain how to sort five lists?", "the way to sort 5 lists"]),
+        ("How do I sort 5 lists?", ["Could you explain how to sort five lists?", "way to sort 5 lists"]),
         ("Did Mara beat Tom in 1987?", ["In 1987, did Mara beat Tom?"]),
         ("Can Mara cancel it?", ["Is it possible for Mara to cancel it?", "I wonder if Mara can cancel it."]),
         ("Can I freeze eggs?", ["am i allowed to freeze eggs", "Would it be okay to freeze eggs?"]),
