@@ -285,6 +285,26 @@ def test_a_tool_message_that_failed_is_read_like_any_other(llm: ChatGraftLM) -> 
 # -- errors ------------------------------------------------------------------------------------------------------
 
 
+def test_kv_waits_for_the_tools_that_an_answer_calls(llm: ChatGraftLM) -> None:
+    """Whole and streamed; the next turn ends the wait, whose length is the tool's expected pause from then on."""
+    job = {"type": "function", "function": {"name": "job", "parameters": {"type": "object", "properties": {}}}}
+
+    def waits() -> tuple[int, set[str]]:
+        found: tuple[int, set[str]] = llm.runtime_for(None)._thread.call(
+            lambda engine: (len(engine.cache.waits), set(engine.cache.waits.mean_s))
+        )
+        return found
+
+    asked = HumanMessage("What is Mara?")
+    answer = llm.bind(tools=[job], tool_choice="any", max_tokens=40).invoke([asked])
+    assert waits() == (1, set())
+    result = ToolMessage("baker", tool_call_id=answer.tool_calls[0]["id"])  # type: ignore[attr-defined]
+    llm.bind(tools=[job], tool_choice="none", max_tokens=2).invoke([asked, answer, result])
+    assert waits() == (0, {"job"})
+    list(llm.bind(tools=[job], tool_choice="any", max_tokens=40).stream([asked]))
+    assert waits()[0] == 1
+
+
 def test_an_over_long_conversation_is_a_context_overflow_that_names_both_lengths(llm: ChatGraftLM) -> None:
     with pytest.raises(ContextOverflowError, match=r"the prompt is 5,\d+ tokens, the context is 4,096") as caught:
         llm.invoke("x" * 5000)
