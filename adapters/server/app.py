@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -192,7 +193,10 @@ class Server:
 
         apart  True for a conversion that takes long whatever the body's size
         """
-        return await asyncio.to_thread(call) if apart or current().num_bytes > SMALL_BYTES else call()
+        if not apart and current().num_bytes <= SMALL_BYTES:
+            return call()
+        context = copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self.bodies.converters, context.run, call)
 
 
 async def _answer_error(http: HttpRequest, error: ApiError) -> Response:

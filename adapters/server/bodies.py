@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from graftlm.adapters.server.access import MAX_SHOWN, current
 from graftlm.adapters.server.http.errors import ApiError, invalid_body
+from graftlm.core.kv.memory import trim_heap
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
@@ -35,6 +36,11 @@ DROPPED_BYTES_S = 32 << 20
 """Bytes a second that are read of the rest of a refused request, to be dropped: as fast as a client sends them, they
 would take a core."""
 
+NUM_CONVERTERS = 2
+
+TRIM_AFTER_S = 1.0
+"""Seconds after a large body until the memory that it took is returned to the system."""
+
 SHARE = 0.75
 """Part of the memory for arriving bodies that the bodies of one caller may fill."""
 
@@ -44,12 +50,15 @@ _PIECE = 1 << 20  # bytes that are counted at once, and read before the rate is 
 class Bodies:
     """Reads the bodies of all requests.
 
-    num_held  bytes of the bodies that are arriving or being parsed
+    num_held    bytes of the bodies that are arriving or being parsed
+    converters  threads that convert large bodies to requests; few, since each has a heap of its own
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._parsers = ThreadPoolExecutor(1, "graftlm body")
+        self.converters = ThreadPoolExecutor(NUM_CONVERTERS, "graftlm convert")
+        self._trims = False
         self.num_held = 0
         self._callers: dict[str, _Caller] = {}  # those whose bodies are arriving
 
@@ -102,6 +111,15 @@ class Bodies:
             caller.num_bodies -= 1
             if not caller.num_bodies:
                 self._callers.pop(current().caller, None)
+            if num_read > _PIECE and not self._trims:
+                self._trims = True
+                asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim)
+
+    def _trim(self) -> None:
+        """Return the memory of large bodies that have ended to the system, from the heap of each thread."""
+        self._trims = False
+        for pool in (self._parsers, *[self.converters] * NUM_CONVERTERS):
+            pool.submit(trim_heap)
 
     def _hold(self, caller: _Caller, num_bytes: int) -> None:
         self.num_held += num_bytes

@@ -187,7 +187,7 @@ class Messages:
         chat = _translated(lambda: ChatBody(messages=messages, tools=tools), fields)
         request, _, _ = await self._server.prepared(chat, fields)
         processor = self._server.runtime.processor
-        encoded = await asyncio.to_thread(processor.encode, request.prompt, request.tools)
+        encoded = await self._server.run(partial(processor.encode, request.prompt, request.tools), apart=True)
         return JSONResponse({"input_tokens": len(encoded.ids)})
 
 

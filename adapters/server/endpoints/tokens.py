@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -80,7 +80,7 @@ def token_routes(server: Server) -> list[Route]:
         body = await server.read(http, TokenizeBody)
         tokenizer = server.runtime.tokenizer
         try:
-            ids = await asyncio.to_thread(body.ids, server)
+            ids = await server.run(partial(body.ids, server), apart=True)
         except GraftError as error:
             raise api_error(error, field_names(TokenizeBody)) from error
 
@@ -100,7 +100,7 @@ def token_routes(server: Server) -> list[Route]:
         wrong = next((i for i in body.tokens if not 0 <= i < size), None)
         if wrong is not None:
             raise api_error(ConfigError(f"tokens has {wrong:,}; the model knows 0 to {size - 1:,}"), _FIELDS)
-        text = await asyncio.to_thread(server.runtime.tokenizer.decode, body.tokens, False)
+        text = await server.run(partial(server.runtime.tokenizer.decode, body.tokens, False), apart=True)
         return JSONResponse({"prompt": text})
 
     return [
