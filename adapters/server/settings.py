@@ -144,7 +144,8 @@ class ServerSettings:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
         except OSError as error:  # an SSLError too
             files = " and ".join(filter(None, [self.ssl_certfile, self.ssl_keyfile]))
-            raise ConfigError(f"{files} cannot be used as certificate and key in PEM: {error}") from error
+            remedy = "" if self.ssl_keyfile else "; the key may be in a file of its own, ssl_keyfile"
+            raise ConfigError(f"{files} cannot be used as certificate and key in PEM: {error}{remedy}") from error
 
 
 _ORIGIN = re.compile(r"https?://[^/?#\s@]+")

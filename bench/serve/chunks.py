@@ -98,7 +98,8 @@ def _over_http(port: int, loop_thread: int, path: str, num_tokens: int) -> tuple
 
 def ask(port: int, path: str, body: str) -> None:
     """Run the clients; print the received chunks and the seconds from the first request to the last chunk."""
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
 
     async def client() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -90,7 +90,8 @@ async def _over_http(served: Served, texts: list[str]) -> int:
         reader, writer = await asyncio.open_connection(host, int(port))
         for text in waiting:
             body = json.dumps({"model": "sprout", "prompt": text, "stream": True, **SAMPLING}).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            head += f"content-length: {len(body)}"
             writer.write(head.encode() + b"\r\n\r\n" + body)
             received = b""
             while not received.endswith(b"\r\n0\r\n\r\n"):
