@@ -7,6 +7,7 @@ GRAFTLM_OBJECT_CODE  native (the default): for processors like the one that buil
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -61,10 +62,17 @@ class ObjectCode(BuildHookInterface[Any]):
         done.check_returncode()
         for path in sorted(made.glob("*.zip")):
             build_data["force_include"][str(path)] = f"graftlm/{OBJECTS}/{path.name}"
+            build_data["tag"], build_data["pure_python"] = f"py3-none-{self._platforms()}", False
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if hasattr(self, "_temporary"):
             self._temporary.cleanup()
+
+    def _platforms(self) -> str:
+        """Return the platforms whose object code the wheel holds, as in a wheel's tag."""
+        if self._kinds() == "native":
+            return f"linux_{platform.machine()}"
+        return "manylinux_2_28_x86_64.manylinux_2_28_aarch64"  # glibc's version is torch's: the loops call none of it
 
     def _kinds(self) -> str:
         if sys.platform != "linux":  # whose object files the archives hold
