@@ -52,7 +52,7 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device is {name!r}; use 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"device is {name!r}; GraftLM runs on CPUs and on NVIDIA or AMD GPUs: use 'auto', 'cpu', 'cuda' or 'cuda:N'"
+            f"device is {name!r}; GraftLM runs on CPUs and on NVIDIA GPUs: use 'auto', 'cpu', 'cuda' or 'cuda:N'"
         )
     if device.type == "cuda":
         _check_gpu(name, device)

@@ -45,5 +45,5 @@ def test_only_weights_that_lie_in_files_are_copied(tmp_path: Path) -> None:
 
 
 def test_a_device_that_no_kernel_supports_is_named_with_those_that_are() -> None:
-    with pytest.raises(ConfigError, match="device is 'mps'; GraftLM runs on CPUs and on NVIDIA or AMD GPUs"):
+    with pytest.raises(ConfigError, match="device is 'mps'; GraftLM runs on CPUs and on NVIDIA GPUs"):
         choose_device("mps")
