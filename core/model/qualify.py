@@ -23,6 +23,7 @@ from graftlm.core.errors import ModelError
 from graftlm.core.execution.layer_replay import LayerRecord, LayerRecorder, LayerReplay
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PagedRunner
 from graftlm.core.fusion.layer_parts import decoder_stacks
+from graftlm.core.state_layers.state_layers import serial_kind
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
 from graftlm.kernels.cpu.attention.backend import attend
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
@@ -164,6 +165,9 @@ def qualify(
             return f"layer {layer}: {reason}"
     expected = getattr(loaded.text_config, "num_hidden_layers", len(loaded.layers))
     if not loaded.layers or (len(loaded.layers) != expected and loaded.states is None):
+        kind = serial_kind(loaded.model)
+        if kind is not None:
+            return f"it has layers of {kind}, whose states no kernel here batches"
         return f"{len(loaded.layers)} of its {expected} layers attend through the attention interface"
     for limit, cause in context_limits(loaded.text_config, loaded.layers):
         if loaded.max_model_len > limit:

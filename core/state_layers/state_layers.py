@@ -30,8 +30,25 @@ FAMILIES: dict[str, Callable[[nn.Module], StateLayer]] = {
 }
 """The kind of each class of transformers that has a state."""
 
+SERIAL = {
+    "MambaMixer": "Mamba 1",
+    "MambaBlock": "Mamba 1",
+    "JambaMambaMixer": "Mamba 1",
+    "FalconMambaMixer": "Mamba 1",
+    "KimiLinearDeltaAttention": "Kimi delta attention",
+    "Glm5NextTextLinearAttention": "Kimi delta attention",
+    "MiniMaxLightningAttention": "lightning attention",
+    "RecurrentGemmaRecurrentBlock": "a gated linear recurrence",
+}
+"""Kinds of layers with a state that no kernel here runs in batches, by the class of transformers."""
+
 PADDED_ROWS = 16
 """Rows of a prefill step whose padding has memory reserved."""
+
+
+def serial_kind(model: nn.Module) -> str | None:
+    """Return the kind of layers that keeps `model` from batches; None if it has no such layers."""
+    return next((SERIAL[name] for m in model.modules() if (name := type(m).__name__) in SERIAL), None)
 
 
 def has_states(model: nn.Module) -> bool:

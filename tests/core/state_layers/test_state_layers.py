@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from graftlm import CacheConfig, Runtime
+from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
+from graftlm.core.model.load import load_model
 from graftlm.core.state_layers.gated_delta_net import GatedDeltaNet
 from graftlm.core.state_layers.state_layer import UnknownVariant
 from graftlm.core.state_layers.state_layers import StateLayers
@@ -220,3 +222,10 @@ def test_the_memory_of_a_prefill_of_states_is_reserved(kind: str) -> None:
         layer.forward(x, pool.layers[0], StateStep(0, torch.empty(0, dtype=torch.int64), rows))
     layers.undo()
     assert 0.1 * layers.work_bytes(len(x)) < peak.most < layers.work_bytes(len(x))
+
+
+def test_a_kind_of_state_without_kernels_is_named_in_the_reason() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = load_model(tiny_model("jamba"), EngineConfig(device="cpu"), byte_tokenizer())
+    assert loaded.lane_reason == "it has layers of Mamba 1, whose states no kernel here batches"
