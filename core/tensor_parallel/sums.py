@@ -31,6 +31,9 @@ TEST_WIDTH = 4096
 TEST_S = 20.0
 """Seconds after which a test of the own kernel is given up."""
 
+_of_lost_devices: list[Any] = []
+"""Memory of GPUs that fail every call; it stays until the process ends."""
+
 log = logging.getLogger("graftlm.engine")
 _dist: Any = _distributed  # its annotations lack names that exist
 
@@ -252,6 +255,11 @@ class DeviceSums:
                 _dist.distributed_c10d._abort_process_group()
 
     def close(self) -> None:
+        self._end_waits()  # kernels that wait for a rank that has ended still read the memory
+        try:
+            torch.cuda.synchronize(self._device)
+        except Exception:
+            _of_lost_devices.append(self._held)  # to free it would end the process before the cause is told
         self._own = self._held = None
         with suppress(Exception):
             _dist.distributed_c10d._abort_process_group()
