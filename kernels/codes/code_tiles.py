@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.hopper.tiles import barrier, gated, halves, load
+from graftlm.kernels.hopper.tiles import barrier, gated, halves, load, reinterpret
 
 # Four pairs from a word of nibbles, of the outputs m and m + 8 in turn: 128 plus the number in bfloat16, less $5 or $6.
 _INT4 = gl.constexpr("""{
@@ -276,9 +276,10 @@ def row_of(found, ROW: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
-    """Allocate shared memory: (tiles of x, of codes, of scales, stages read, stages free), sums, barriers of the sums.
+    """Allocate shared memory: (boxes of x, tiles of codes, scales of stages, stages read, stages free), sums, barriers
+    of the sums.
 
-    SHAPE  rows, inputs of a box of x, bits, lines of scales, teams, tiles of a stage
+    SHAPE  rows, inputs of a box of x, bits, lines of a stage's scales, teams, tiles of a stage
     """
     TEAMS: gl.constexpr = SHAPE[4]
     ROWS: gl.constexpr = SHAPE[0]
@@ -287,11 +288,12 @@ def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
     LINES: gl.constexpr = SHAPE[3]
     TILES: gl.constexpr = STAGES * SHAPE[5]
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    xs = gl.allocate_shared_memory(x_tiles.dtype, [TILES * (128 // K), ROWS, K], x_tiles.layout)
+    boxes: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * K, element_bitwidth=16, rank=2)
+    xs = gl.allocate_shared_memory(x_tiles.dtype, [TILES * (128 // K), ROWS, K], boxes)
     ws = gl.allocate_shared_memory(gl.int32, [TILES * (BITS // 4), 32, 32], codes.layout)
     ss = ws
     if LINES > 0:
-        ss = gl.allocate_shared_memory(gl.float32, [TILES, LINES, 32], scales.layout)
+        ss = gl.allocate_shared_memory(gl.float32, [STAGES, LINES, 32], scales.layout)
     from_others = gl.allocate_shared_memory(gl.float32, [TEAMS - 1, 64, ROWS], flat)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -361,19 +363,33 @@ def take_over(sums, given, handed, TEAMS: gl.constexpr, turn):
 def read_tiles(codes, scales, shared, s, first, pred, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr):
     """Load the codes and scales of a stage's tiles, from tile `first` on, into stage `s`."""
     _, ws, ss, ready, _ = shared
-    PARTS: gl.constexpr = SHAPE[2] // 4
-    LINES: gl.constexpr = SHAPE[3]
-    DEPTH: gl.constexpr = SHAPE[5]
-    for part in gl.static_range(DEPTH * PARTS):
-        load(codes, [(first * PARTS + part) * 32, 0], ready.index(s), ws.index(s * DEPTH * PARTS + part), pred=pred)
-    if LINES > 0:
-        for tile in gl.static_range(DEPTH):
-            load(scales, [(first + tile) * SCALE_LINES, 0], ready.index(s), ss.index(s * DEPTH + tile), pred=pred)
+    STAGES: gl.constexpr = ready.shape[0]
+    HEIGHT: gl.constexpr = SHAPE[5] * SHAPE[2] // 4 * 32
+    stages = reinterpret(ws, gl.int32, [STAGES, HEIGHT, 32], codes.layout)
+    load(codes, [first * (SHAPE[2] // 4 * 32), 0], ready.index(s), stages.index(s), pred=pred)
+    if SHAPE[3] > 0:
+        load(scales, [first * SCALE_LINES, 0], ready.index(s), ss.index(s), pred=pred)
+
+
+@gluon.jit
+def read_rows(x, shared, s, row, first, SHAPE: gl.constexpr):
+    """Load a stage's boxes of rows from `row` on, for tiles from `first` on, into stage `s`."""
+    xs, _, _, ready, _ = shared
+    STAGES: gl.constexpr = ready.shape[0]
+    BOXES: gl.constexpr = SHAPE[5] * (128 // SHAPE[1])
+    stages = reinterpret(xs, xs.dtype, [STAGES, BOXES, SHAPE[0], SHAPE[1]], x.layout)
+    load(x, [first * (128 // SHAPE[1]), row, 0], ready.index(s), stages.index(s))
+
+
+@gluon.constexpr_function
+def rows_of_numbers(kind, groups):
+    """Return the number of rows of a tile's numbers."""
+    return groups * (2 if kind in ("zero", "minimum") else 1)
 
 
 @gluon.constexpr_function
 def row_of_operands(kind, groups, boxes, group, part):
-    """Return the row of a box's operands among a stage's numbers."""
+    """Return the row of a box's operands among a tile's numbers."""
     return part * groups // boxes if kind == "power" else group + (groups if kind == "zero" else 0)
 
 
@@ -422,36 +438,42 @@ def _add_few_rows(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     zeros = gl.zeros([64, ROWS], gl.float32, layout)
     if KIND == "minimum":
         ones = gl.full([64, K], 1.0, gl.bfloat16, gl.DotOperandLayout(0, layout, 2))
+    NUMBERS: gl.constexpr = rows_of_numbers(KIND, GROUPS)
+    found = sums
+    if GROUPS > 0:
+        found = numbers_of_stage(ss, s)
     for i in gl.static_range(DEPTH * (BOXES // EACH)):
         tile = s * DEPTH + i // (BOXES // EACH)
-        found = sums
-        if GROUPS > 0:
-            found = numbers_of_stage(ss, tile)
         more = sums
         if SCALED:
             more = zeros
         total = zeros
         for part in gl.static_range(EACH):
-            w = box_factor(ws, found, tile, i % (BOXES // EACH), part, SHAPE, FORMAT)
+            w = box_factor(ws, found, i // (BOXES // EACH) * NUMBERS, tile, i % (BOXES // EACH), part, SHAPE, FORMAT)
             rows = xs.index(tile * BOXES + i % (BOXES // EACH) * EACH + part).permute((1, 0))
             x = rows.load(gl.DotOperandLayout(1, layout, 2))
             more = mma_v2(w, x, more)
             if KIND == "minimum":
                 total = mma_v2(ones, x, total)
         if SCALED:
-            sums += more * row_of(found, i % (BOXES // EACH), layout)[:, None]
+            sums += more * row_of(found, i // (BOXES // EACH) * NUMBERS + i % (BOXES // EACH), layout)[:, None]
         else:
             sums = more
         if KIND == "minimum":
-            sums += total * row_of(found, GROUPS + i % (BOXES // EACH), layout)[:, None]
+            sums += (
+                total * row_of(found, i // (BOXES // EACH) * NUMBERS + GROUPS + i % (BOXES // EACH), layout)[:, None]
+            )
     return sums
 
 
 @gluon.jit
-def box_factor(ws, found, tile, GROUP: gl.constexpr, PART: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+def box_factor(
+    ws, found, FIRST: gl.constexpr, tile, GROUP: gl.constexpr, PART: gl.constexpr, SHAPE: gl.constexpr,
+    FORMAT: gl.constexpr,
+):  # fmt: skip
     """Return the first factor [64, K] of a box of a tile's codes: part `PART` of a group.
 
-    found  the tile's numbers
+    found  the tile's numbers from row `FIRST` on
     """
     GROUPS: gl.constexpr = FORMAT[0]
     KIND: gl.constexpr = FORMAT[1]
@@ -464,7 +486,7 @@ def box_factor(ws, found, tile, GROUP: gl.constexpr, PART: gl.constexpr, SHAPE: 
     layout: gl.constexpr = sums_layout(ROWS)
     first, second = box_words(ws, tile, BOX * K // 64, BITS)
     return factor(
-        first, second, found, row_of_operands(KIND, GROUPS, BOXES, GROUP, PART), BOX % (64 // K), 64 // K, BITS,
+        first, second, found, FIRST + row_of_operands(KIND, GROUPS, BOXES, GROUP, PART), BOX % (64 // K), 64 // K, BITS,
         TABLE, KIND, KIND == "power" and GROUPS > BOXES, layout,
     )  # fmt: skip
 
@@ -481,13 +503,14 @@ def _add_tiles(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     xs, ws, ss, _, _ = shared
     DEPTH: gl.constexpr = SHAPE[5]
     BOXES: gl.constexpr = 128 // SHAPE[1]
+    NUMBERS: gl.constexpr = rows_of_numbers(FORMAT[1], FORMAT[0])
     more = warpgroup_mma_init(sums)
+    found = sums
+    if FORMAT[0] > 0:
+        found = numbers_of_stage(ss, s)
     for tile in gl.static_range(DEPTH):
-        found = sums
-        if FORMAT[0] > 0:
-            found = numbers_of_stage(ss, s * DEPTH + tile)
         for box in gl.static_range(BOXES):
-            w = box_factor(ws, found, s * DEPTH + tile, 0, box, SHAPE, FORMAT)
+            w = box_factor(ws, found, tile * NUMBERS, s * DEPTH + tile, 0, box, SHAPE, FORMAT)
             x = xs.index((s * DEPTH + tile) * BOXES + box).permute((1, 0))
             more = warpgroup_mma(w, x, more, is_async=True)
     return warpgroup_mma_wait(0, deps=(more,))
@@ -508,8 +531,9 @@ def _add_groups(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     zeros = gl.zeros([64, ROWS], gl.float32, layout)
     if MINIMUM:
         ones = gl.full([64, K], 1.0, gl.bfloat16, gl.DotOperandLayout(0, layout, 2))
-    found = numbers_of_stage(ss, s * DEPTH)
-    w, other = _group_factors(ws, found, s * DEPTH, 0, SHAPE, FORMAT)
+    found = numbers_of_stage(ss, s)
+    NUMBERS: gl.constexpr = rows_of_numbers(FORMAT[1], GROUPS)
+    w, other = _group_factors(ws, found, 0, s * DEPTH, 0, SHAPE, FORMAT)
     for i in gl.static_range(DEPTH * GROUPS):
         box = (s * DEPTH + i // GROUPS) * BOXES + i % GROUPS * EACH
         x, other_x = xs.index(box).permute((1, 0)), xs.index(box + EACH - 1).permute((1, 0))
@@ -521,40 +545,41 @@ def _add_groups(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
             total = warpgroup_mma(ones, x, total, use_acc=False, is_async=True)
             if EACH == 2:
                 total = warpgroup_mma(ones, other_x, total, is_async=True)
-        own = found
         if ROWS > 32:
-            sums = _scaled(sums, more, total, own, i % GROUPS, GROUPS, MINIMUM)
+            sums = _scaled(sums, more, total, found, i // GROUPS * NUMBERS + i % GROUPS, GROUPS, MINIMUM)
         if i + 1 < DEPTH * GROUPS:
-            tile = s * DEPTH + (i + 1) // GROUPS
-            if (i + 1) % GROUPS == 0:
-                found = numbers_of_stage(ss, tile)
-            w, other = _group_factors(ws, found, tile, (i + 1) % GROUPS, SHAPE, FORMAT)
+            w, other = _group_factors(
+                ws, found, (i + 1) // GROUPS * NUMBERS, s * DEPTH + (i + 1) // GROUPS, (i + 1) % GROUPS, SHAPE, FORMAT
+            )
         if ROWS <= 32:
-            sums = _scaled(sums, more, total, own, i % GROUPS, GROUPS, MINIMUM)
+            sums = _scaled(sums, more, total, found, i // GROUPS * NUMBERS + i % GROUPS, GROUPS, MINIMUM)
     return sums
 
 
 @gluon.jit
-def _group_factors(ws, found, tile, GROUP: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+def _group_factors(
+    ws, found, FIRST: gl.constexpr, tile, GROUP: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr
+):
     """Return the first factors of a group's boxes, of which there are one or two."""
     EACH: gl.constexpr = 128 // SHAPE[1] // FORMAT[0]
-    w = box_factor(ws, found, tile, GROUP, 0, SHAPE, FORMAT)
+    w = box_factor(ws, found, FIRST, tile, GROUP, 0, SHAPE, FORMAT)
     other = w
     if EACH == 2:
-        other = box_factor(ws, found, tile, GROUP, 1, SHAPE, FORMAT)
+        other = box_factor(ws, found, FIRST, tile, GROUP, 1, SHAPE, FORMAT)
     return w, other
 
 
 @gluon.jit
-def _scaled(sums, more, total, found, GROUP: gl.constexpr, GROUPS: gl.constexpr, MINIMUM: gl.constexpr):
-    """Return `sums` plus the sums of a group times its scale, and the total of its inputs times its minimum."""
+def _scaled(sums, more, total, found, ROW: gl.constexpr, GROUPS: gl.constexpr, MINIMUM: gl.constexpr):
+    """Return `sums` plus the sums of a group times its scale in row `ROW`, and the total of its inputs times its
+    minimum, `GROUPS` rows further."""
     layout: gl.constexpr = sums.type.layout
     if MINIMUM:
         more, total = warpgroup_mma_wait(0, deps=(more, total))
-        sums += total * row_of(found, GROUPS + GROUP, layout)[:, None]
+        sums += total * row_of(found, ROW + GROUPS, layout)[:, None]
     else:
         more = warpgroup_mma_wait(0, deps=(more,))
-    return sums + more * row_of(found, GROUP, layout)[:, None]
+    return sums + more * row_of(found, ROW, layout)[:, None]
 
 
 @functools.cache

@@ -14,24 +14,31 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.bits12.code_tiles import store_rows
 from graftlm.kernels.codes.code_tiles import (
     allocate,
     block_sums,
     hand_over,
-    lines_layout,
+    read_rows,
     read_tiles,
     sums_layout,
     take_over,
 )
-from graftlm.kernels.codes.matmul import LAYOUTS, Layout, depth_of, inputs_of_box, scale_lines, stages_of
+from graftlm.kernels.codes.matmul import (
+    LAYOUTS,
+    Layout,
+    depth_of,
+    inputs_of_box,
+    row_boxes,
+    scale_lines,
+    stages_of,
+    weight_boxes,
+)
 from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledWeight
 from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
-from graftlm.kernels.hopper.tiles import load, tiled
 
 _PAIRS = ((13, 16), (26, 32))
 """Average tokens per expert up to which a block has so many pairs; with more tokens it has 64."""
@@ -67,15 +74,12 @@ def _expert(column, item, blocks_of, num_items):
 @gluon.jit
 def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constexpr):
     x, codes, scales, shared, table, sizes = given
-    xs, _, _, ready, free = shared
+    _, _, _, ready, free = shared
     block_expert, _, _, _, used = table
     blocks_of, steps, _, tiles = sizes
     STAGES: gl.constexpr = ready.shape[0]
-    ROWS: gl.constexpr = SHAPE[0]
-    K: gl.constexpr = SHAPE[1]
     DEPTH: gl.constexpr = SHAPE[5]
-    BOXES: gl.constexpr = DEPTH * (128 // K)
-    BYTES: gl.constexpr = (ROWS * 256 + SHAPE[2] * 1024 + SHAPE[3] * 128) * DEPTH
+    BYTES: gl.constexpr = (SHAPE[0] * 256 + SHAPE[2] * 1024) * DEPTH + SHAPE[3] * 128
     first, num_programs = gl.program_id(0), gl.num_programs(0)
     launch_dependents(PDL)
     grid_wait(PDL)
@@ -85,14 +89,13 @@ def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constex
     for item in range(first, num_items, num_programs):
         following = _expert(block_expert, item + num_programs, blocks_of, num_items)
         tile = (expert * blocks_of + item % blocks_of) * tiles
-        row = item // blocks_of * ROWS
+        row = item // blocks_of * SHAPE[0]
         for step in range(steps):
             s = at % STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES)
             read_tiles(codes, scales, shared, s, tile + step * DEPTH, True, SHAPE, SCALE_LINES)
-            for box in gl.static_range(BOXES):
-                load(x, [row, step * DEPTH * 128 + box * K], ready.index(s), xs.index(s * BOXES + box))
+            read_rows(x, shared, s, row, step * DEPTH, SHAPE)
             at += 1
         expert = following
 
@@ -231,16 +234,15 @@ def _launch(
     blocks_of = weight.num_outputs // experts.num_experts // OUTPUTS
     num_items = len(blocks.block_expert) * blocks_of
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [32, 32], lines_layout())
-    lines, scales = scale_lines(weight), codes
-    if lines:
-        scales = TensorDescriptor(weight.scales, list(weight.scales.shape), [32, 1], [lines, 32], lines_layout())
     box, rows, layout = inputs_of_box(weight), blocks.block, LAYOUT[blocks.block]
     depth, tiles = depth_of(weight, layout), triton.cdiv(k, INPUTS)
+    codes, scales = weight_boxes(weight, depth)
+    lines = scale_lines(weight, depth)
     at_once = num_sms * (2 if rows <= _TWICE else 1)
     _coded_experts[(min(num_items, at_once),)](
-        tiled(x, rows, box), codes, scales, weight.scales, bias if bias is not None else weight.scales,
-        routing, out, blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
+        row_boxes(x, depth * INPUTS // box, rows, box), codes, scales, weight.scales,
+        bias if bias is not None else weight.scales, routing, out,
+        blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
         triton.cdiv(tiles, depth), tiles, out.shape[-1], routing.shape[-1], 0 if gated else out.stride(0),
         gate.alpha, gate.limit or 0.0, gate.shift,
         SHAPE=(rows, box, weight.bits, lines, layout.teams, depth), SCALE_LINES=weight.scale_lines,

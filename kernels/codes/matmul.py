@@ -2,11 +2,13 @@
 
 As in bits12/matmul.py one warp fills shared memory with codes and scales before it waits for earlier kernels, and two
 to four teams of warps share the stages: each decodes to the first factor in its registers during the others' matmuls.
-Few rows take the time of reading the codes. The kernel is in Gluon, the level below Triton.
+With 4 bits a load for each tile would take that warp longer than memory: codes, scales and rows of a stage are one load
+each. Few rows take the time of reading the codes. The kernel is in Gluon, the level below Triton.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ from graftlm.kernels.codes.code_tiles import (
     block_sums,
     hand_over,
     lines_layout,
+    read_rows,
     read_tiles,
     store_outputs,
     take_over,
@@ -29,16 +32,17 @@ from graftlm.kernels.codes.code_tiles import (
 from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledWeight
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.prefetch_matmul import num_parts
-from graftlm.kernels.hopper.tiles import load, tiled
 from graftlm.kernels.weight import Weight
 
 MAX_STAGES = 16
+_MAX_LINES = 16
+"""Lines of a stage's scales, each a register of a thread, unless those of one tile are more."""
 
 
 class Layout(NamedTuple):
     """The teams of a program, the registers of a thread, and bytes of shared memory for stages and sums.
 
-    depth  tiles of a stage with 4 bits: a team's step has latencies, which the codes of one tile do not cover
+    depth  tiles of a stage with 4 bits, at most: a team's step has latencies, which the codes of one tile do not cover
     """
 
     teams: int
@@ -48,27 +52,24 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    8: Layout(4, 96, 190 * 1024, 2),
+    8: Layout(2, 168, 190 * 1024, 4),
     16: Layout(4, 96, 190 * 1024, 2),
     32: Layout(3, 120, 190 * 1024, 2),
     64: Layout(2, 168, 190 * 1024),
 }
-"""Layouts by the rows of a tile. A smaller one for 16 rows, of which two fit on a multiprocessor, took 1.25 times as
-long with linear layers of an 8B model."""
+"""Layouts by the rows of a tile. The products of a layer of an 8B model with 4 bits take 39.3 us for one row; 43.4 with
+the layout of 16 rows, 40.5 with half the memory, so that two programs fit on a multiprocessor."""
 
 
 @gluon.jit
 def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constexpr):
     """Fill the stages with this program's items in order, as stages become free."""
     x, codes, scales, shared, sizes, tiles = given
-    xs, _, _, ready, free = shared
+    _, _, _, ready, free = shared
     num_items, num_blocks, steps = sizes
     STAGES: gl.constexpr = ready.shape[0]
-    ROWS: gl.constexpr = SHAPE[0]
-    K: gl.constexpr = SHAPE[1]
     DEPTH: gl.constexpr = SHAPE[5]
-    BOXES: gl.constexpr = DEPTH * (128 // K)
-    BYTES: gl.constexpr = (ROWS * 256 + SHAPE[2] * 1024 + SHAPE[3] * 128) * DEPTH
+    BYTES: gl.constexpr = (SHAPE[0] * 256 + SHAPE[2] * 1024) * DEPTH + SHAPE[3] * 128
     first, num_programs = gl.program_id(0), gl.num_programs(0)
     launch_dependents(PDL)
     for stage in gl.static_range(STAGES):  # no kernel before writes the weight
@@ -85,8 +86,7 @@ def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constex
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES, pred=later)
             read_tiles(codes, scales, shared, s, block * tiles + step * DEPTH, later, SHAPE, SCALE_LINES)
-            for box in gl.static_range(BOXES):
-                load(x, [0, step * DEPTH * 128 + box * K], ready.index(s), xs.index(s * BOXES + box))
+            read_rows(x, shared, s, 0, step * DEPTH, SHAPE)
             at += 1
 
 
@@ -162,20 +162,21 @@ def _codes(
 
 
 def depth_of(weight: TiledWeight, layout: Layout) -> int:
-    """Return the tiles of a stage."""
-    return layout.depth if weight.bits == 4 else 1
+    """Return the tiles of a stage: as many as the layout says and registers hold the scales of."""
+    fitting: int = max(_MAX_LINES // max(weight.scale_lines, 1), 1)
+    return min(layout.depth, 1 << fitting.bit_length() - 1) if weight.bits == 4 else 1
 
 
 def stages_of(rows: int, weight: TiledWeight, layout: Layout) -> int:
     """Return the number of stages that fit: a multiple of the teams, so that each stage belongs to one of them."""
-    free = layout.shared - (layout.teams - 1) * OUTPUTS * rows * 4
-    fitting = free // (rows * 256 + weight.bits * 1024 + scale_lines(weight) * 128) // depth_of(weight, layout)
+    free, depth = layout.shared - (layout.teams - 1) * OUTPUTS * rows * 4, depth_of(weight, layout)
+    fitting = free // ((rows * 256 + weight.bits * 1024) * depth + scale_lines(weight, depth) * 128)
     return max(min(fitting, MAX_STAGES) // layout.teams, 1) * layout.teams
 
 
-def scale_lines(weight: TiledWeight) -> int:
-    """Return the lines of scales that a stage holds: whole atoms of the layout in shared memory, some unused."""
-    return max(triton.next_power_of_2(weight.scale_lines), 8) if weight.groups else 0
+def scale_lines(weight: TiledWeight, depth: int = 1) -> int:
+    """Return the lines of a stage's scales: whole atoms of the layout in shared memory, some unused."""
+    return max(triton.next_power_of_2(depth * weight.scale_lines), 8) if weight.groups else 0
 
 
 def inputs_of_box(weight: TiledWeight) -> int:
@@ -202,19 +203,41 @@ def launch(
     (num_rows, k), (parts, _, n) = x.shape, out.shape
     rows, blocks, tiles = max(8, triton.next_power_of_2(num_rows)), weight.blocks, triton.cdiv(k, INPUTS)
     layout = LAYOUTS[rows]
-    depth, num_items = depth_of(weight, layout), blocks * parts
-    codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [32, 32], lines_layout())
-    lines, scales = scale_lines(weight), codes
-    if lines:
-        scales = TensorDescriptor(weight.scales, list(weight.scales.shape), [32, 1], [lines, 32], lines_layout())
+    depth, num_items, box = depth_of(weight, layout), blocks * parts, inputs_of_box(weight)
+    codes, scales = weight_boxes(weight, depth)
+    lines = scale_lines(weight, depth)
     _codes[(min(num_items, num_sms_of(x.device)),)](
-        tiled(x, rows, box := inputs_of_box(weight)), codes, scales, weight.scales, bias if bias is not None else x,
+        row_boxes(x, depth * INPUTS // box, rows, box), codes, scales, weight.scales, bias if bias is not None else x,
         out, num_rows, n, out.stride(1), num_items, blocks, triton.cdiv(tiles, depth * parts), tiles,
         SHAPE=(rows, box, weight.bits, lines, layout.teams, depth), SCALE_LINES=weight.scale_lines,
         STAGES=stages_of(rows, weight, layout), FORMAT=(weight.groups, weight.kind, weight.table or ""),
         OUTPUT=(bias is not None, activation is not None, activation or ""),
         REGISTERS=layout.registers, num_warps=4, maxnreg=layout.registers, **pdl_options(x),
     )  # fmt: skip
+
+
+def weight_boxes(weight: TiledWeight, depth: int) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Return the copy engine's descriptors of a weight's codes and of its groups' scales, by stages."""
+    height = depth * weight.bits // 4 * 32
+    codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [height, 32], lines_layout())
+    lines = scale_lines(weight, depth)
+    if not lines:
+        return codes, codes
+    return codes, TensorDescriptor(weight.scales, list(weight.scales.shape), [32, 1], [lines, 32], lines_layout())
+
+
+def row_boxes(x: torch.Tensor, boxes: int, rows: int, inputs: int) -> TensorDescriptor:
+    """Return the copy engine's descriptor of rows x [num_rows, k] by `boxes` neighbouring boxes [rows, inputs]."""
+    (num_rows, k), stride = x.shape, x.stride(0)
+    return TensorDescriptor(
+        x, [k // inputs, num_rows, inputs], [inputs, stride, 1], [boxes, rows, inputs], boxes_layout(inputs)
+    )
+
+
+@functools.cache
+def boxes_layout(inputs: int) -> gl.NVMMASharedLayout:
+    """Return the layout of neighbouring boxes in shared memory, one after the other."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=2 * inputs, element_bitwidth=16, rank=3)
 
 
 def num_sms_of(device: torch.device) -> int:

@@ -129,7 +129,7 @@ def _sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl
         more = warpgroup_mma_init(sums)
         for group in gl.static_range(BOXES // EACH):
             for part in gl.static_range(EACH):
-                w = box_factor(ws, found, s * 2 + TEAM, group, part, SHAPE, FORMAT)
+                w = box_factor(ws, found, 0, s * 2 + TEAM, group, part, SHAPE, FORMAT)
                 if SCALED:
                     w = _scaled(w, found, group, GROUPS, KIND, layout)
                 x = xs.index(s * BOXES + group * EACH + part).permute((1, 0))

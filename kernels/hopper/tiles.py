@@ -17,6 +17,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+_memory = gl.shared_memory_descriptor
+reinterpret = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
 
 K = 64
 """Inputs of a tile: 128 bytes, the widest rows in the copy engine's layout for the matrix units."""
