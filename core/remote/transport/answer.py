@@ -108,7 +108,7 @@ def _readable(read: Callable[P, T]) -> Callable[P, T]:
             return read(*args, **options)
         except RemoteError:
             raise
-        except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
+        except (TypeError, AttributeError, LookupError, ValueError, OverflowError, RecursionError) as error:
             words = next((arg for arg in args if isinstance(arg, Mapping)), None)
             raise RemoteError(
                 f"the endpoint answered what is not of the API's form ({error}): {shortened(words, 300)}"
@@ -251,7 +251,7 @@ class _Pieces:
 
     def _push_call(self, call: Mapping[str, Any]) -> None:
         """Add a piece of a call. Servers without distinct call numbers begin each call with its id and name."""
-        index, given, function = call.get("index") or 0, str(call.get("id") or ""), call.get("function") or {}
+        index, given, function = int(call.get("index") or 0), str(call.get("id") or ""), call.get("function") or {}
         at = self._call_at.get(index)
         if at is None or (function.get("name") and given not in ("", at[1])):
             at = self._call_at[index] = (index, given)

@@ -38,6 +38,7 @@ def test_bytes_that_are_none_are_those_of_the_text(given: Any) -> None:
         {"index": "s", "delta": {"content": "a"}},
         {"index": [], "delta": {}},
         {"index": 0, "delta": {"tool_calls": [7]}},
+        {"index": 0, "delta": {"tool_calls": [{"index": "b"}, {"index": 0}]}},
         {"index": 0, "delta": {"tool_calls": [{"index": 0, "function": "f"}]}},
         {"index": 0, "delta": {}, "logprobs": {"content": [3]}},
     ],
