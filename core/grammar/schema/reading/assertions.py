@@ -52,7 +52,7 @@ def number(schema: Schema, pointer: str, integer: bool) -> Number:
             raise GrammarError(f"{pointer}/multipleOf: {step} is not above 0", pointer=f"{pointer}/multipleOf")
         shape = replace(shape, multiple_of=(step,))
     _check_order(shape.minimum, shape.maximum, "minimum", "maximum", pointer)
-    if integer and schema.get("format") in INTEGER_RANGES:
+    if integer and isinstance(schema.get("format"), str) and schema["format"] in INTEGER_RANGES:
         low, high = map(Decimal, INTEGER_RANGES[schema["format"]])
         if shape.minimum is None or shape.minimum < low:
             shape = replace(shape, minimum=low, exclusive_minimum=False)
