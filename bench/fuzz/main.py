@@ -2,7 +2,7 @@
 
 Needs `pip install graftlm[fuzz]`. An input that fails is written to the working folder as crash-*. Inputs that reach
 new code are kept in the cache folder, and tried first the next time, after those of bench/fuzz/corpus/. `--keep`
-writes the fewest and shortest inputs that reach as much code to bench/fuzz/corpus/.
+writes the shortest of them to bench/fuzz/corpus/ afterwards.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
-import shutil
 import sys
 import tempfile
 import time
@@ -33,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench fuzz")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(NAMES)}; all by default")
     parser.add_argument("--seconds", type=int, default=60, help="of each target")
-    parser.add_argument("--keep", action="store_true", help="write the fewest inputs to bench/fuzz/corpus/")
+    parser.add_argument("--keep", action="store_true", help="write the shortest inputs to bench/fuzz/corpus/")
     given = parser.parse_args(arguments)
     if unknown := sorted(set(given.targets) - set(NAMES)):
         parser.error(f"no target {unknown[0]!r}; targets are {', '.join(NAMES)}")
@@ -41,9 +39,9 @@ def main(arguments: Sequence[str]) -> int:
 
     failed = []
     for name in given.targets or NAMES:
-        options = ["merge"] if given.keep else [f"-max_total_time={given.seconds}", "-print_final_stats=1"]
         print(f"{name}:", flush=True)
-        if python_process.run(["-m", "bench.fuzz.main", name, *options]).returncode:
+        command = ["-m", "bench.fuzz.main", name, f"-max_total_time={given.seconds}", "-print_final_stats=1"]
+        if given.seconds and python_process.run(command).returncode:
             failed.append(name)
         elif given.keep:
             _write_corpus(name)
@@ -58,9 +56,7 @@ def corpus(name: str) -> list[bytes]:
 
 
 def _write_corpus(name: str) -> None:
-    found = sorted(
-        (path.read_bytes() for path in _kept(f"{name}-merged").iterdir()), key=lambda data: (len(data), data)
-    )
+    found = sorted({*corpus(name), *(path.read_bytes() for path in _kept(name).iterdir())}, key=lambda x: (len(x), x))
     lines, size = [], 0
     for data in found:
         line = json.dumps(data.decode("latin-1"))
@@ -81,10 +77,7 @@ def _kept(name: str) -> Path:
 
 
 def _fuzz(name: str, options: Sequence[str]) -> None:
-    """Fuzz one target and end the process: libFuzzer does not return.
-
-    options  of libFuzzer; or "merge"
-    """
+    """Fuzz one target and end the process: libFuzzer does not return. options: of libFuzzer"""
     import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     with atheris.instrument_imports(include=["graftlm"]):
@@ -98,23 +91,14 @@ def _fuzz(name: str, options: Sequence[str]) -> None:
         examples = [json.loads(seed) for seed in target.seeds]
         more["custom_mutator"] = json_mutator(examples, lambda data, most: bytes(atheris.Mutate(data, most)))
     with tempfile.TemporaryDirectory() as folder:
-        seeds, program, words = Path(folder) / "seeds", Path(folder) / "again.sh", Path(folder) / "words"
+        seeds, words = Path(folder) / "seeds", Path(folder) / "words"
         seeds.mkdir()
         for i, seed in enumerate((*target.seeds, *corpus(name))):
             (seeds / f"seed{i}").write_bytes(seed)
-        program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-m", "bench.fuzz.main", name])} "$@"\n')
-        program.chmod(0o700)
         words.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in w.encode()) + '"\n' for w in target.words))
         own = [f"-timeout={HANGS_S}", f"-rss_limit_mb={MOST_MB}", f"-max_len={MOST_BYTES}"]
         own += [f"-dict={words}"] if target.words else []
-        if list(options) == ["merge"]:
-            shutil.rmtree(_kept(f"{name}-merged"))
-            own += ["-merge=1", *map(str, (_kept(f"{name}-merged"), _kept(name), seeds))]
-        elif any(option.startswith("-max_total_time") for option in options):
-            own += [*options, str(_kept(name)), str(seeds)]
-        else:
-            own += options  # of a merge's inner process
-        atheris.Setup([str(program), *own], check, **more)
+        atheris.Setup(["fuzz", *own, *options, str(_kept(name)), str(seeds)], check, **more)
         atheris.Fuzz()
 
 

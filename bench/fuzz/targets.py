@@ -364,6 +364,7 @@ TARGETS = {
         (
             _chunk(content="a") + b'\ndata: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\ndata: [DONE]',
             _chunk(tool_calls=[_CALL]),
+            _chunk(tool_calls=[_CALL, {**_CALL, "index": "b"}]) + b'\n{"choices":[{"finish_reason":"stop"}]}',
             b'{"error":{"message":"m"}}\n{"choices":[{"text":"a","logprobs":{"tokens":["a"],"token_logprobs":[0]}}]}',
         ),
     ),
