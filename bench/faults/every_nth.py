@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import mmap
 import os
 import subprocess
 import tempfile
@@ -50,6 +51,13 @@ class Unreadable(OSError):
         super().__init__(errno.EIO, text)
 
 
+class NoMapping(OSError):
+    """A limit of memory."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ENOMEM, text)
+
+
 class NoThread(RuntimeError):
     """A limit of threads."""
 
@@ -67,9 +75,14 @@ FILES: dict[str, tuple[Any, str, type[BaseException]]] = {
     "reading a text": (Path, "read_text", Unreadable),
     "opening a file": (builtins, "open", Unreadable),
     "opening a file by number": (os, "open", Unreadable),
+    "reading pieces of a file": (os, "preadv", Unreadable),
+    "a file's size": (os, "fstat", Unreadable),
+    "listing a folder": (os, "scandir", Unreadable),
+    "mapping a file or memory": (mmap, "mmap", NoMapping),
     "renaming a file": (os, "replace", NoSpace),
     "making a folder": (os, "mkdir", NoSpace),
     "start of a process": (subprocess.Popen, "__init__", BlockingIOError),
+    "start of a thread during a load": (threading.Thread, "start", NoThread),
 }
 """Calls of a model that is loaded by name, with an empty cache folder: weights, tokenizer, caches, compiled loops."""
 
@@ -81,7 +94,7 @@ def run(options: Options) -> Iterator[Row]:
 
 def _runs(model: Any, seams: dict[str, tuple[Any, str, type[BaseException]]], options: Options) -> Iterator[Row]:
     with _opened(model) as runtime:
-        right = _answers(runtime)
+        right = answers(runtime)
     for name, (owner, attribute, kind) in seams.items():
         ended: Counter[str] = Counter()
         num = options.count or options.choose(FEWEST, 40)
@@ -104,7 +117,7 @@ def _opened(model: Any) -> gl.Runtime:
     return gl.Runtime(model, tokenizer=tokenizer, cache=gl.CacheConfig(max_tokens=2048), dtype="float32")
 
 
-def _answers(runtime: gl.Runtime) -> list[Any]:
+def answers(runtime: gl.Runtime) -> list[Any]:
     """Return the answers of greedy requests: plain, constrained, streamed, over HTTP."""
     greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 6}
     found: list[Any] = [runtime.generate(PROMPT, **greedy).text]
@@ -134,7 +147,7 @@ def _one(
         runtime = None
         with failing(owner, attribute, every=number, once=True, kind=kind) as failed, suppress(Exception):
             runtime = _opened(model)
-            _answers(runtime)
+            answers(runtime)
         met.extend(failed)
         outcome.append(_after(runtime, model, right))
 
@@ -152,12 +165,12 @@ def _after(runtime: gl.Runtime | None, model: Any, right: list[Any]) -> str:
     try:
         if runtime is not None:
             with suppress(gl.EngineError, gl.ModelError), runtime:  # it says why it did not load
-                found = _answers(runtime)
+                found = answers(runtime)
                 thread: Any = runtime._thread
                 thread.call(lambda engine: engine.check_integrity())
                 return "right" if found == right else _said(found, right)
         with _opened(model) as another:
-            found = _answers(another)
+            found = answers(another)
         return "right" if found == right else _said(found, right)
     except Exception as error:
         return _said(repr(error), right)
