@@ -45,6 +45,8 @@ def expert_weights(module: nn.Module) -> ExpertWeights | str:
         return "gate and up projections are not one tensor"
     if up.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"weights in {str(up.dtype).removeprefix('torch.')}"
+    if len(up) != len(down):  # LongCat's zero experts; kernels would read weights that are not there
+        return f"{len(up)} experts, of which {len(down)} have all weights"
     transposed = getattr(module, "is_transposed", up.shape[1] == down.shape[2] != up.shape[2])
     views = [weight.detach().transpose(1, 2) if transposed else weight.detach() for weight in (up, down)]
     if views[0].shape[2] != views[1].shape[1] or views[0].shape[1] != (2 if gated else 1) * views[1].shape[2]:

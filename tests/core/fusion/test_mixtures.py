@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from graftlm.core.fusion import mixtures
+from graftlm.core.fusion.expert_modules import expert_weights
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import FusedBlock, FusedExperts, Mixture, fuse_mixtures
 from tests.models import random_prompt, tiny_model
@@ -82,3 +83,9 @@ def test_kernels_that_give_something_else_are_left_out(monkeypatch: pytest.Monke
 def test_long_steps_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixtures, "MAX_PARTS_BYTES", 1)
     assert [(p.start, p.stop) for p in mixtures.pieces_of(torch.empty(300, 8), 2)] == [(0, 256), (256, 512)]
+
+
+def test_experts_that_pass_their_input_on_keep_their_own_code() -> None:
+    model = tiny_model("longcat_flash", n_routed_experts=4, zero_expert_num=2)
+    experts = next(m for m in model.modules() if type(m).__name__ == "LongcatFlashExperts")
+    assert expert_weights(experts) == "6 experts, of which 4 have all weights"
