@@ -353,7 +353,7 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
         runtime._thread.call(lambda engine: engine.check_integrity())
         stats = runtime.stats()
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("graftlm")]
-    left = [name for name in left if not name.startswith("graftlm grammar")]  # of the process
+    left = [name for name in left if not name.startswith(("graftlm grammar", "graftlm slow grammar"))]  # of the process
     growth = memory[-1] - memory[0]
     may_grow = MEMORY_GROWTH * memory[0] + (MEMORY_SLACK if load.sent < WHOLE_RUN else 0)
     lost = load.sent - load.ended.total()

@@ -59,7 +59,7 @@ class Bounds(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Progress:
-    """How many tokens of a sequence are computed or in flight. Written by core/scheduling/.
+    """How many tokens of a sequence are computed or in flight. Written by scheduling/scheduler.py.
 
     num_computed   tokens whose KV is in the pool, or will be once the launched steps have run
     num_in_flight  tokens that launched steps sample and the host does not know yet

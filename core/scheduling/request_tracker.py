@@ -15,6 +15,7 @@ from graftlm.core.errors import EngineError, RequestCancelled, RequestTimeout, f
 from graftlm.core.request import Completion, Listener, OpenRequest, Request, Submission
 from graftlm.core.scheduling.admission import Limits, admit
 from graftlm.core.scheduling.choice import Choice
+from graftlm.core.scheduling.scheduler import rewind
 from graftlm.core.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class RequestTracker:
             return
         replaced = len(sequence.tokens) <= place or sequence.tokens[place] != token_id
         if replaced and sequence.progress.num_computed > place:
-            sequence.progress.num_computed = place  # the next step ran with a token that the ending has replaced
+            rewind(sequence, place)  # the next step ran with a token that the ending has replaced
         self._emit(sequence)
 
     def finish(self, sequence: Sequence) -> None:

@@ -331,6 +331,22 @@ class Scheduler:
         self.failures.append(Failure(sequence, failure))
 
 
+def sent(sequence: Sequence, place: int) -> None:
+    """Count a token that a launched step samples on the device. place: among the tokens of the step"""
+    sequence.progress.num_in_flight += 1
+    sequence.progress.pending_index = place
+
+
+def received(sequence: Sequence) -> None:
+    """Note that a token in flight has arrived."""
+    sequence.progress.num_in_flight -= 1
+
+
+def rewind(sequence: Sequence, num_computed: int) -> None:
+    """Keep the KV of the first `num_computed` tokens only; later steps write over the rest."""
+    sequence.progress.num_computed = num_computed
+
+
 def _whole_spans(sequence: Sequence, past: int, num_new: int) -> int:
     """Return the tokens of a step that ends in no span whose tokens see each other; it may exceed the budget."""
     layout = sequence.prompt.layout

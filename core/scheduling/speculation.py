@@ -19,7 +19,7 @@ at no cost, so that a text that begins to copy is noticed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -287,8 +287,9 @@ class DraftVerifier:
     num_accepted  drafts after which a token was sampled, or is about to be
     """
 
-    def __init__(self, plan: StepPlan, logits: torch.Tensor) -> None:
+    def __init__(self, plan: StepPlan, logits: torch.Tensor, rewind: Callable[[Sequence, int], None]) -> None:
         self.plan, self.logits = plan, logits
+        self._rewind = rewind
         self.num_accepted = 0
         self._going: list[_Checked] = []
         offset = 0
@@ -336,7 +337,7 @@ class DraftVerifier:
         agreed = _agreed(written, row.drafts)
         self.num_accepted += agreed - one.agreed
         one.agreed = agreed
-        sequence.progress.num_computed = known + agreed  # later steps write over the rest
+        self._rewind(sequence, known + agreed)
         return agreed == len(written)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from graftlm.core.errors import EngineError, GraftError
 from graftlm.core.execution.step_plan import InFlightStep, PlanRow, ScheduledRow, StepPlan, build_plan
 from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler
-from graftlm.core.scheduling.scheduler import HEADROOM
+from graftlm.core.scheduling.scheduler import HEADROOM, received, rewind, sent
 from graftlm.core.scheduling.speculation import DraftVerifier
 from graftlm.core.scheduling.step_retry import goal_of, step_error
 
@@ -198,9 +198,7 @@ class StepLoop:
         """Count the tokens that a launched step samples on the device, in the order of its tokens."""
         if pending is not None:
             for place, index in enumerate(pending.rows):
-                progress = plan.rows[index].sequence.progress
-                progress.num_in_flight += 1
-                progress.pending_index = place
+                sent(plan.rows[index].sequence, place)
 
     def _complete_step(self) -> bool:
         """Read and commit the step in flight; False if there is none."""
@@ -232,7 +230,7 @@ class StepLoop:
 
     def _verify_drafts(self, launched: InFlightStep) -> None:
         """Verify drafts position by position: where the committed token is the draft, sample the next position too."""
-        verifier = DraftVerifier(launched.plan, launched.logits)
+        verifier = DraftVerifier(launched.plan, launched.logits, rewind)
         accepted_before = self.counters.accepted_tokens
         if verifier.greedy:
             verifier.commit(self.sampler.sampler.likeliest(launched.logits), self.requests)
@@ -265,7 +263,7 @@ class StepLoop:
             if sequence.progress.status == "finished":
                 continue  # it ended while this step was under way
             if pending is not None:
-                sequence.progress.num_in_flight -= 1
+                received(sequence)
             if isinstance(outcome, GraftError):
                 self.requests.fail(sequence, outcome)
             elif outcome is not None:

@@ -265,7 +265,8 @@ class _Pieces:
         choice: dict[str, Any] = {"index": index, "finish_reason": self.finish_reason, "stop_reason": self._stop}
         if self._logprobs:
             names = {name for piece in self._logprobs for name, values in piece.items() if isinstance(values, list)}
-            choice["logprobs"] = {n: [v for piece in self._logprobs for v in piece.get(n) or ()] for n in names}
+            lists = {n: [given for piece in self._logprobs if isinstance(given := piece.get(n), list)] for n in names}
+            choice["logprobs"] = {n: [value for given in lists[n] for value in given] for n in names}
         if self._chat:
             calls = [self._calls[at] for at in sorted(self._calls, key=lambda at: at[0])]
             said = {"content": self.text, "tool_calls": calls, "reasoning_content": self.thinking}

@@ -47,3 +47,15 @@ def test_a_piece_of_another_form_used_to_raise_errors_of_python(choice: dict[str
     with pytest.raises(RemoteError, match="not of the API's form"):
         StreamedAnswers(1).push({"choices": [choice]})
     assert StreamedAnswers(1).push({"choices": [{"index": -1, "delta": {"content": "a"}}]}) == []
+
+
+def test_log_probs_that_are_a_list_in_one_piece_and_a_number_in_another_are_those_of_the_list() -> None:
+    streamed = StreamedAnswers(1)
+    entry = {"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}
+    streamed.push(
+        {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [entry], "refusal": 7}}]}
+    )
+    streamed.push(
+        {"choices": [{"index": 0, "delta": {"content": "b"}, "logprobs": {"content": None, "refusal": [entry]}}]}
+    )
+    assert streamed.body["choices"][0]["logprobs"] == {"content": [entry], "refusal": [entry]}

@@ -114,3 +114,8 @@ def test_a_value_that_the_schema_gives_may_hold_json_with_blanks() -> None:
     assert admits({**schema, "enum": ["[1, 2]", '["a"]', "["]}, "[1, 2]")
     with pytest.raises(GrammarError, match="nothing can satisfy this"):
         compiled({**schema, "enum": ['["a"]', "["]})
+
+
+@pytest.mark.parametrize("given", [[2.5], {}, 7, None])
+def test_a_format_that_is_no_text_restricts_no_integer(given: object) -> None:
+    assert admits({"type": "integer", "format": given}, 2**70)
