@@ -22,8 +22,8 @@ def test_every_target_has_a_name_on_the_command_line() -> None:
 def test_a_target_takes_its_seeds_its_corpus_and_mutations(name: str) -> None:
     target, rng, kept = TARGETS[name], random.Random(name), main.corpus(name)
     assert kept
-    for data in rng.sample(kept, min(len(kept), 5 if name in SLOW else 40)):
-        target.check(data)
+    for found in rng.sample(kept, min(len(kept), 5 if name in SLOW else 40)):
+        target.check(found)
     for seed in target.seeds:
         target.check(seed)
         for _ in range(2 if name in SLOW else 60):
