@@ -137,11 +137,13 @@ def tiny_model(kind: str = "llama", seed: int = 0, **overrides: Any) -> PreTrain
 
 def greedy_reference(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """What `model.generate` answers greedily, one prompt alone, exactly `num_tokens` tokens, whatever they are."""
-    own = model.generation_config
+    own, ids = model.generation_config, torch.tensor([list(prompt)])
     model.generation_config = GenerationConfig(pad_token_id=PAD)  # knows no end of text: nothing stops or is masked
     try:
-        with torch.inference_mode():
-            output = model.generate(torch.tensor([list(prompt)]), max_new_tokens=num_tokens, do_sample=False)
+        with torch.inference_mode():  # a mask of its own: PAD is a word of other vocabularies
+            output = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
+            )
     finally:
         model.generation_config = own
     return [int(token) for token in output[0, len(prompt) :]]
