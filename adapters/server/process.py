@@ -210,7 +210,8 @@ class Process(uvicorn.Server):
             load(self._server.runtime)
             from graftlm.core.grammar.cache import share_process  # the load has imported it on another thread
 
-            share_process(self._server.settings.limits.waiting_constraints)
+            engine = self._server.runtime._thread
+            share_process(self._server.settings.limits.waiting_constraints, lambda: engine.runs)
         except BaseException as error:
             if not self._server.draining:
                 self.failure = error

@@ -6,8 +6,9 @@ not get a constraint refused. By the clock it ends as well, but far later.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
@@ -88,20 +89,55 @@ def while_waited_for(waiting: Waiting) -> Iterator[None]:
         _waiting.reset(token)
 
 
-TURN_S, PAUSE_S, UNDISTURBED_S = 0.0005, 0.0005, 0.02
-"""Seconds that a constraint is compiled at a time, seconds between, and seconds before the first pause."""
+TURN_S, UNDISTURBED_S, RECENT_S = 0.0005, 0.005, 0.1
+"""Seconds that a constraint is compiled between two pauses, seconds before the first pause, and seconds for which
+requests count as running after they were seen to run."""
+SHARE = 1 / 5
+"""Share of Python's lock that all compilations together take while requests run."""
 
-_turn_ends: ContextVar[list[float] | None] = ContextVar("graftlm grammar turn", default=None)
+
+class Yielding:
+    """Pauses of compilations beside requests, which get Python's lock first. Without requests there are none.
+
+    busy  whether requests run; called from any thread, at most once a turn
+    """
+
+    def __init__(self, busy: Callable[[], bool]) -> None:
+        self._busy = busy
+        self._seen_s = -RECENT_S
+        self._threads: set[int] = set()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Let `check` pause in this block."""
+        thread = threading.get_ident()
+        self._threads.add(thread)
+        token = _turn.set(_Turn(self, time.monotonic() + UNDISTURBED_S))
+        try:
+            yield
+        finally:
+            _turn.reset(token)
+            self._threads.discard(thread)
+
+    def pause(self, now: float) -> float:
+        """Sleep while requests run. -> the time afterwards"""
+        if self._busy():
+            self._seen_s = now
+        if now > self._seen_s + RECENT_S:
+            return now
+        time.sleep(TURN_S * (len(self._threads) / SHARE - 1))
+        return time.monotonic()
 
 
-@contextmanager
-def giving_way() -> Iterator[None]:
-    """Let `check` pause half of the time, so that other threads get Python's lock without waiting for it."""
-    token = _turn_ends.set([time.monotonic() + UNDISTURBED_S])
-    try:
-        yield
-    finally:
-        _turn_ends.reset(token)
+@dataclass
+class _Turn:
+    """When the next pause of a compilation is due, by the clock."""
+
+    yielding: Yielding
+    ends_s: float
+
+
+_turn: ContextVar[_Turn | None] = ContextVar("graftlm grammar turn", default=None)
 
 
 def stop() -> None:
@@ -127,11 +163,10 @@ def check(num_bytes: int = 0) -> None:
             "simplify it (overlapping parts that repeat cost most) or raise limits.memory_bytes"
         )
     now = time.monotonic()
-    turn_ends = _turn_ends.get()
-    if turn_ends is not None and now > turn_ends[0]:
-        time.sleep(PAUSE_S)
-        now = time.monotonic()
-        turn_ends[0] = now + TURN_S
+    turn = _turn.get()
+    if turn is not None and now > turn.ends_s:
+        now = turn.yielding.pause(now)
+        turn.ends_s = now + TURN_S
     if now <= budget.soonest:  # a clock that costs a tenth of the other one
         return
     if time.thread_time() > budget.cpu_end:

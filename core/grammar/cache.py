@@ -16,7 +16,7 @@ from typing import Any
 
 from graftlm.core.errors import ConfigError, GrammarError, Overloaded, RequestCancelled
 from graftlm.core.grammar import budget
-from graftlm.core.grammar.budget import WALL_FACTOR, Unwanted, giving_way, limited, while_waited_for
+from graftlm.core.grammar.budget import WALL_FACTOR, Unwanted, limited, while_waited_for
 from graftlm.core.grammar.compile import Grammar, compile_spec, read_options, size_of
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar
 from graftlm.core.grammar.masks.workers import Workers
@@ -73,8 +73,8 @@ class GrammarCache:
 
     max_bytes  approximate limit of the memory of cached grammars, their masks included
 
-    max_queued  limit of the constraints that wait for a thread; one more raises Overloaded. None in a process that does
-                not serve others meanwhile: its compilations do not pause
+    max_queued  limit of the constraints that wait for a thread; one more raises Overloaded. None: no limit
+    yielding    pauses of compilations while requests run; None where there are none
 
     Errors are not cached: all waiting callers get the error of a constraint, and the next caller compiles it again.
     """
@@ -88,6 +88,7 @@ class GrammarCache:
             raise ConfigError(f"max_bytes is {max_bytes}; it must be 0 (keep nothing) or more")
         self.max_bytes = max_bytes
         self.max_queued: int | None = None
+        self.yielding: budget.Yielding | None = None
         self._compiler = compiler
         self._num_uncounted = 0
         # Least recently used first. A future per grammar would add eleven objects that the garbage collector visits.
@@ -174,7 +175,7 @@ class GrammarCache:
                     short_turns(),
                     while_waited_for(future),
                     limited(QUICK) if quick else nullcontext(),
-                    nullcontext() if self.max_queued is None else giving_way(),
+                    nullcontext() if self.yielding is None else self.yielding(),
                 ):
                     grammar = self._compiler(spec, vocabulary, options)
             except Unwanted:
@@ -295,10 +296,10 @@ atexit.register(budget.stop)  # before the exit waits for the threads
 _shared = GrammarCache()
 
 
-def share_process(max_queued: int) -> None:
+def share_process(max_queued: int, busy: Callable[[], bool]) -> None:
     """Compile beside requests that run: they get the cores first, and at most `max_queued` constraints wait for a
-    thread; one more raises Overloaded."""
-    _shared.max_queued = max_queued
+    thread; one more raises Overloaded. busy: whether requests run, from any thread"""
+    _shared.max_queued, _shared.yielding = max_queued, budget.Yielding(busy)
     _threads.step_back(5)
     _slow_threads.step_back(10)
 

@@ -120,6 +120,12 @@ class EngineThread:
         """True while the engine is being built."""
         return self._thread is not None and not self.loaded
 
+    @property
+    def runs(self) -> bool:
+        """Whether sequences run that wait for no constraint, or may run in another process. From any thread."""
+        scheduler = getattr(self.engine, "scheduler", None)
+        return scheduler is None or any(sequence.ready for sequence in list(scheduler.running))
+
     def unavailable(self, max_step_s: float) -> str | None:
         """Return the reason why requests are not served: loading, ended, or in a step for over `max_step_s`.
 

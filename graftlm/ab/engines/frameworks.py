@@ -91,7 +91,7 @@ def import_packages(framework: str | None, engine: str) -> None:
     """
     own = ("graftlm.core.engine_builder", "graftlm.core.model.load")
     plain = ("transformers.generation", "transformers.models.auto.modeling_auto")
-    packages = {
+    packages: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "graftlm": {name: (*own, f"graftlm.adapters.{name}") for name in FRAMEWORKS},
         "hf": {
             "langchain": ("transformers.pipelines", "langchain_huggingface"),

@@ -11,7 +11,7 @@ from graftlm import JsonSchema, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar import Grammar, Limits, budget
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.budget import check, limited
+from graftlm.core.grammar.budget import RECENT_S, SHARE, TURN_S, Yielding, check, limited
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 from tests.grammars import BYTES, compiled
@@ -109,3 +109,34 @@ def test_schemas_may_nest_as_deep_as_the_limit(wrap: Any, good: bytes, bad: byte
     matcher = grammar.matcher()
     assert matcher.advance(list(good)) == len(good) and matcher.accepting
     assert grammar.matcher().advance(list(bad)) != len(bad)
+
+
+def test_compilations_pause_while_requests_run_and_share_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(budget.time, "sleep", sleep)
+    monkeypatch.setattr(budget.time, "monotonic", lambda: clock[0])
+    busy = [False]
+    yielding = Yielding(lambda: busy[0])
+    with yielding(), limited(Limits(seconds=1000)):
+        for _ in range(100):
+            clock[0] += TURN_S
+            check()
+        assert not slept
+        busy[0], worked = True, 0.0
+        for _ in range(100):
+            clock[0] += 1.01 * TURN_S
+            worked += 1.01 * TURN_S
+            check()
+        assert worked / (worked + sum(slept)) == pytest.approx(SHARE, rel=0.02)
+        busy[0] = False
+        clock[0] += 2 * RECENT_S
+        slept.clear()
+        check()
+    check()
+    assert not slept
