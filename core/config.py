@@ -302,6 +302,7 @@ class EngineConfig:
     quiet            no progress line during preparation; only terminals show one.
     media            limits of pictures and videos in prompts.
     media_urls       whether pictures are fetched from https URLs of public addresses.
+    mm_processor_kwargs  options of the model's image processor for all pictures, such as {"max_pixels": 602112}.
     media_cache_bytes  memory of the device for the embeddings of known pictures; None: a 50th of a GPU's memory, 256 MB
                      on a CPU.
     """
@@ -334,6 +335,7 @@ class EngineConfig:
     quiet: bool = False
     media: MediaLimits = field(default_factory=MediaLimits)
     media_urls: bool = False
+    mm_processor_kwargs: Mapping[str, Any] | None = field(default=None, hash=False)
     media_cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -383,6 +385,10 @@ class EngineConfig:
         _check(isinstance(self.cache, CacheConfig), f"cache is {self.cache!r}; give a CacheConfig")
         _check(isinstance(self.schedule, SchedulerConfig), f"schedule is {self.schedule!r}; give a SchedulerConfig")
         _check(isinstance(self.media, MediaLimits), f"media is {self.media!r}; give a MediaLimits")
+        _check(
+            self.mm_processor_kwargs is None or isinstance(self.mm_processor_kwargs, Mapping),
+            f"mm_processor_kwargs is {shortened(self.mm_processor_kwargs)}; give a dict, as {{'max_pixels': 602112}}",
+        )
         _check_whole("media_cache_bytes", self.media_cache_bytes, 1, " bytes", optional=True)
 
     @classmethod

@@ -16,14 +16,19 @@ def question(text: str, *pictures: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
-def reference(model: Any, processor: Any, messages: list[dict[str, Any]], max_tokens: int = 8) -> tuple[list[int], int]:
-    """Return the tokens that transformers generates, without the end, and the number of the prompt's tokens."""
+def reference(
+    model: Any, processor: Any, messages: list[dict[str, Any]], max_tokens: int = 8, **options: Any
+) -> tuple[list[int], int]:
+    """Return the tokens that transformers generates, without the end, and the number of the prompt's tokens.
+
+    options  of the processor
+    """
     contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
     pictures = [part["image"] for content in contents for part in content if "image" in part]
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     nested = type(processor).__name__ in ("Idefics3Processor", "SmolVLMProcessor", "LlavaOnevisionProcessor")
     batch = processor(
-        images=([pictures] if nested else pictures) if pictures else None, text=[text], return_tensors="pt"
+        images=([pictures] if nested else pictures) if pictures else None, text=[text], return_tensors="pt", **options
     )
     if hasattr(model.model, "rope_deltas"):
         model.model.rope_deltas = None  # of the request before

@@ -73,32 +73,42 @@ class Media:
         self._arriving += size
         try:
             named = self._access.hosts or self._access.folders
-            read = partial(self.read, body.messages, body.frames_of_videos)
+            read = partial(self.read, body.messages, body.frames_of_videos, body.mm_processor_kwargs)
             messages = await loop.run_in_executor(self._readers if named else self._workers, read)
             body = body.model_copy(update={"messages": messages})
             return await loop.run_in_executor(self._workers, self._processed, body)
         finally:
             self._arriving -= size
 
-    def read(self, messages: Sequence[Any], num_frames: int | None = None) -> list[Message]:
+    def read(
+        self,
+        messages: Sequence[Any],
+        num_frames: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[Message]:
         """Return messages whose pictures and videos are bytes. Raises ConfigError that names the message.
 
         num_frames  frames of videos that state none
+        options     of the processor, for pictures that state none
 
         An endpoint is sent URLs as they came, since it has a rule of its own for them.
         """
         native = to_messages(messages)
-        return [self._read(one, i, num_frames) if one.has_media else one for i, one in enumerate(native)]
+        return [self._read(one, i, num_frames, options) if one.has_media else one for i, one in enumerate(native)]
 
-    def _read(self, message: Message, index: int, num_frames: int | None) -> Message:
+    def _read(self, message: Message, index: int, num_frames: int | None, options: Mapping[str, Any] | None) -> Message:
         limits: MediaLimits = getattr(self._runtime.config, "media", None) or MediaLimits()
         parts: list[ContentPart] = []
         for part in message.content:
             assert not isinstance(part, str)
             try:
                 if isinstance(part, ImagePart):
-                    part = replace(part, image=self._content(part.image, "picture", limits.max_image_bytes, limits))
+                    image = self._content(part.image, "picture", limits.max_image_bytes, limits)
+                    own = part.mm_processor_kwargs
+                    part = replace(part, image=image, mm_processor_kwargs=options if own is None else own)
                 elif isinstance(part, VideoPart):
+                    if options:
+                        raise ConfigError("mm_processor_kwargs are for pictures; a video has num_frames alone")
                     video = self._content(part.video, "video", limits.max_video_bytes, limits)
                     part = replace(part, video=video, num_frames=part.num_frames or num_frames)
             except ConfigError as error:

@@ -29,11 +29,14 @@ class ImagePart:
     image      a path, a URL, a data URL, bytes, a Pillow image, an array or a tensor
     mime_type  the type as the caller states it; the file's first bytes have precedence
     detail     "low", "high" or "auto", which endpoints get; local models have no use for it
+    mm_processor_kwargs  options of the model's processor for this picture, such as {"max_pixels": 200704}; None: the
+               runtime's
     """
 
     image: Any
     mime_type: str | None = None
     detail: str | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __repr__(self) -> str:
         return f"ImagePart({described(self.image)})"
@@ -192,7 +195,10 @@ def media_part(part: Mapping[str, Any], where: str) -> ImagePart | VideoPart | N
     kind = part.get("type")
     if kind in IMAGE_PARTS:
         content, mime_type, detail = _content_of(part, kind, "image", where)
-        return ImagePart(content, mime_type, detail)
+        options = part.get("mm_processor_kwargs")
+        if options is not None and not isinstance(options, Mapping):
+            raise ConfigError(f"{where} has mm_processor_kwargs {shortened(options)}; give an object of options")
+        return ImagePart(content, mime_type, detail, options)
     if kind in VIDEO_PARTS:
         content, mime_type, _ = _content_of(part, kind, "video", where)
         return VideoPart(content, part.get("num_frames"), part.get("fps"), mime_type)

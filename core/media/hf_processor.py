@@ -14,6 +14,7 @@ import numpy as np
 from graftlm.core.errors import ModelError
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.media.items import Kind
+from graftlm.core.media.picture_options import PictureOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,13 +144,13 @@ def own_tokenizer(tokenizer: Any) -> Any:
 class HfProcessor:
     """A processor of transformers: one call for each picture, so that no picture's inputs depend on its neighbours.
 
-    options  of every call, such as {"max_pixels": 602112}
+    options  of every picture, such as {"max_pixels": 602112}. Raises ConfigError for an unknown one.
     """
 
     def __init__(self, processor: Any, options: Mapping[str, Any]) -> None:
         self.hf = copy.copy(processor)
         self.hf.tokenizer = own_tokenizer(processor.tokenizer)
-        self._options = dict(options)
+        self.options = PictureOptions(processor.image_processor, options)
         self.markers: dict[Kind, str | None] = {"image": self._marker("image"), "video": self._marker("video")}
         self._fragments: dict[Kind, str] = {}
         parts = [getattr(processor, name, None) for name in ("image_processor", "video_processor")]
@@ -183,13 +184,18 @@ class HfProcessor:
             self._fragments[kind] = text[at : len(text) - (len(plain) - at)] or self.markers[kind] or ""
         return self._fragments[kind]
 
-    def image(self, picture: Image, *, among_several: bool = False) -> Processed:
-        """Process a picture of mode RGB."""
+    def image(
+        self, picture: Image, *, among_several: bool = False, options: Mapping[str, Any] | None = None
+    ) -> Processed:
+        """Process a picture of mode RGB. options: of `options.of_request`; None: those of every picture"""
         count = 2 if among_several else 1
         images: list[Any] = [picture] * count
         nested = type(self.hf).__name__ in _NESTED or among_several
         text = (self.markers["image"] or "") * count
-        found = self._call({"images": [images] if nested else images}, text)
+        given: dict[str, Any] = {"images": [images] if nested else images}
+        if options := self.options.of_runtime if options is None else options:
+            given["images_kwargs"] = dict(options)
+        found = self._call(given, text)
         return _first_of_two(found) if among_several else found
 
     def video(self, video: LoadedVideo) -> Processed:
@@ -211,7 +217,7 @@ class HfProcessor:
     def _call(self, given: dict[str, Any], text: str) -> Processed:
         hf = copy.copy(self.hf)
         hf.tokenizer = recorder = _Recorder(hf.tokenizer)
-        batch = hf(text=[text], return_tensors="pt", add_special_tokens=False, **{**self._options, **given})
+        batch = hf(text=[text], return_tensors="pt", add_special_tokens=False, **given)
         inputs = {k: v for k, v in batch.items() if k not in _OF_THE_TEXT and hasattr(v, "shape")}
         return Processed(recorder.text, batch["input_ids"][0].numpy().astype(np.int32), inputs)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import json
 import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.chat.messages import ImagePart, Message, TextPart, VideoPart
-from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
+from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of, shortened
 from graftlm.core.kv.memory import trim_blocks
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_store import ItemStore
@@ -99,7 +100,7 @@ class MediaProcessor:
                     found = self._given
                     if found is None:
                         found = load_hf_processor(self._source, trust_remote_code=self._config.trust_remote_code)
-                    self._hf = HfProcessor(found, {})
+                    self._hf = HfProcessor(found, self._config.mm_processor_kwargs or {})
                 except ModelError as error:
                     self._failure = error
             if self._hf is None:
@@ -168,25 +169,31 @@ class MediaProcessor:
             return self._video(part)
         limits, urls = self._config.media, self._config.media_urls
         content = read_image(part.image, limits=limits, allow_urls=urls)
-        load = partial(self._image, content, among_several)
+        options = None if part.mm_processor_kwargs is None else self.hf.options.of_request(part.mm_processor_kwargs)
+        load = partial(self._image, content, among_several, options)
         if not isinstance(content, bytes):
             return load()
-        return self._items.of_file(b"%d" % among_several + hashlib.sha256(content).digest(), load)
+        form = f"{among_several} {_ordered(options)} ".encode()
+        return self._items.of_file(form + hashlib.sha256(content).digest(), load)
 
     def largest(self) -> MediaItem:
         """Return a black picture that is as large as the model's processor and the limits allow; it is not kept."""
         side = min(math.isqrt(self._config.media.max_image_pixels), _LARGEST_SIDE)
         return self._made(b"", self.hf.image(import_pillow().new("RGB", (side, side))))
 
-    def _image(self, content: Any, among_several: bool) -> MediaItem:
+    def _image(self, content: Any, among_several: bool, options: Mapping[str, Any] | None) -> MediaItem:
         with self._room.of(stated_pixels(content)):
-            return self._decoded(content, among_several)  # which frees the pixels before the room is left
+            return self._decoded(content, among_several, options)  # which frees the pixels before the room is left
 
-    def _decoded(self, content: Any, among_several: bool) -> MediaItem:
+    def _decoded(self, content: Any, among_several: bool, options: Mapping[str, Any] | None) -> MediaItem:
         picture = load_image(content, limits=self._config.media).picture
-        digest = _digest(self.hf.fingerprint, "image", (*picture.size, among_several), _bands(picture))
+        if options == self.hf.options.of_runtime:
+            options = None
+        form = (*picture.size, among_several, *_ordered(options))
+        digest = _digest(self.hf.fingerprint, "image", form, _bands(picture))
         return self._items.of_pixels(
-            digest, lambda: self._made(digest, self.hf.image(picture, among_several=among_several))
+            digest,
+            lambda: self._made(digest, _processed(self.hf, picture, among_several, options)),
         )
 
     def _video(self, part: VideoPart) -> MediaItem:
@@ -436,6 +443,22 @@ def text_of(media: MediaProcessor, part: Part) -> str:
     (item,), kind = media.load([part]), kind_of(part)
     text = media.fragment(kind)
     return text if item.alone else text.replace(media.hf.markers[kind] or "", item.text)
+
+
+def _processed(hf: HfProcessor, picture: Image, among_several: bool, options: Mapping[str, Any] | None) -> Processed:
+    """Process a picture. Raises ConfigError if the processor refuses the picture's own options."""
+    try:
+        return hf.image(picture, among_several=among_several, options=options)
+    except Exception as error:  # processors raise any error
+        if options is None:
+            raise
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ConfigError(f"the model's processor refuses mm_processor_kwargs {shortened(options)}: {why}") from error
+
+
+def _ordered(options: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return a picture's own options as texts, in one order."""
+    return () if options is None else (json.dumps(options, sort_keys=True),)
 
 
 def _try_item(media: MediaProcessor, given: tuple[Part, str, bool]) -> MediaItem | GraftError:

@@ -163,6 +163,12 @@ def _tokenizer(given: Any, source: str, config: EngineConfig, model: nn.Module |
     wrapped.eos_token_ids = tuple(dict.fromkeys([*wrapped.eos_token_ids, *ends_of(eos)]))
     if wrapped.media is None:
         wrapped.media = _media(given, source, config, model)
+        if config.mm_processor_kwargs:
+            if wrapped.media is None:
+                raise ConfigError(
+                    "mm_processor_kwargs are for pictures, and this model reads text only; leave them out"
+                )
+            wrapped.media.hf  # noqa: B018  (raises ConfigError for unknown options)
         if wrapped.media is not None and not wrapped.has_chat_template:
             with suppress(ConfigError):  # processors may have a file of their own for it
                 wrapped.hf.chat_template = wrapped.media.hf.hf.chat_template

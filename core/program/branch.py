@@ -217,8 +217,8 @@ class Branch:
             case ScopeEnd(name):
                 transcript.settle()
                 self._resolve(variable, transcript.text[self._scopes.pop(name) :])
-            case Image(image):
-                transcript.write_media(ImagePart(image), self.run.backend.model_name)
+            case Image(image, options):
+                transcript.write_media(ImagePart(image, mm_processor_kwargs=options), self.run.backend.model_name)
             case Video(video, num_frames):
                 transcript.write_media(VideoPart(video, num_frames), self.run.backend.model_name)
 

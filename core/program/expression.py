@@ -121,6 +121,7 @@ class Image(Expression):
     """An image inside a user turn."""
 
     image: Any
+    mm_processor_kwargs: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,12 @@ def select(name: str | None, choices: Sequence[str], method: str = "token_length
     return Select(name, check_choices(choices, method), method)
 
 
-def image(source: Any) -> Image:
-    """Build an image (path, URL, bytes or image object) for a vision model."""
-    return Image(source)
+def image(source: Any, *, mm_processor_kwargs: Mapping[str, Any] | None = None) -> Image:
+    """Build an image (path, URL, bytes or image object) for a vision model.
+
+    mm_processor_kwargs  options of the model's processor for it, such as {"max_pixels": 200704}
+    """
+    return Image(source, mm_processor_kwargs)
 
 
 def video(source: Any, num_frames: int | None = None) -> Video:

@@ -21,7 +21,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion
 from graftlm.core.chat.tools import Tool, named_apart
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, shortened
 from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
@@ -65,11 +65,7 @@ class ChatBody(Body):
 
     @property
     def frames_of_videos(self) -> int | None:
-        """The frames of each video, in vLLM's form. Raises ConfigError for other options of media."""
-        for name, value in (self.mm_processor_kwargs or {}).items():
-            raise ConfigError(
-                f"mm_processor_kwargs.{name} is {value!r}; a request sets no options of it here, leave it out"
-            )
+        """The frames of each video, in vLLM's form. Raises ConfigError for other options of videos."""
         given = dict(self.media_io_kwargs or {})
         video = given.pop("video", None) or {}
         if other := [*given, *(f"video.{name}" for name in video if name != "num_frames")]:
@@ -121,6 +117,8 @@ class ChatBody(Body):
             raise ConfigError("top_logprobs was given without logprobs=true; give both")
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit not in (None, -1)]
         most = min(limits, default=None)
+        if self.mm_processor_kwargs:
+            _check_picture_options(runtime, self.mm_processor_kwargs)
         messages: list[Any] = to_messages(self.messages)
         constraint, listed = self.constraint(), None
         if self.tools or any(m.tool_calls or m.role == "tool" for m in messages):
@@ -163,6 +161,16 @@ class ChatBody(Body):
         )
         checks = isinstance(composite := given.get("constraint"), Composite) and composite.check is not None
         return {**given, "on_unsupported": "check"} if checks else given
+
+
+def _check_picture_options(runtime: Runtime, given: dict[str, Any]) -> None:
+    """Raise ConfigError for options that the model's image processor does not take, with pictures or without."""
+    media = runtime.tokenizer.media if runtime.endpoint is None else None
+    if media is None:
+        name = next(iter(given))
+        where = f"{runtime.model_name} reads text only" if runtime.endpoint is None else "the model is at an endpoint"
+        raise ConfigError(f"mm_processor_kwargs.{name} is {shortened(given[name])}, and {where}; leave it out")
+    media.hf.options.of_request(given)
 
 
 _OF_THE_RENDERER = frozenset(

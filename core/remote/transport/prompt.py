@@ -98,6 +98,11 @@ def media_dict(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     if isinstance(part, ImagePart):
+        if part.mm_processor_kwargs:
+            raise ConfigError(
+                f"{where} has a picture with mm_processor_kwargs, which an endpoint takes for all pictures; set them "
+                "in extra_body of the runtime"
+            )
         image = {"url": _url(part.image, part.mime_type, "picture", where)}
         if part.detail is not None:
             image["detail"] = part.detail

@@ -64,14 +64,55 @@ def test_pictures_of_one_size_and_text_never_mix() -> None:
         assert stats.image_tokens == 24 * 4
 
 
-def test_a_small_pool_retracts_requests_with_pictures() -> None:
+@pytest.mark.parametrize("max_step_tokens", [5, 512])
+def test_a_small_pool_retracts_requests_with_pictures(max_step_tokens: int) -> None:
     model, processor = random_vision_model("gemma3")
     pictures = [random_picture(seed, 60, 60) for seed in range(4)]
-    prompts = [question("What is it?"[: 3 + i], pictures[i % 4], pictures[i % 3]) for i in range(12)]
-    expected = [reference(model, processor, one) for one in prompts]
-    options: dict[str, Any] = {"max_model_len": 96, "cache": gl.CacheConfig(max_tokens=144), "max_step_tokens": 5}
-    with gl.Runtime(model, tokenizer=processor, device="cpu", **options) as runtime:
-        assert answers(runtime, prompts) == expected
+    prompts = [question("What is it?"[: 3 + i], pictures[i % 4], pictures[i % 3]) for i in range(6)]
+    options: dict[str, Any] = {"tokenizer": processor, "device": "cpu", "max_step_tokens": max_step_tokens}
+    found = []
+    for pool in (4096, 300):
+        with gl.Runtime(model, cache=gl.CacheConfig(max_tokens=pool), **options) as runtime:
+            done = runtime.generate(prompts, max_tokens=150, temperature=0)
+            found.append([(one.token_ids, one.usage.prompt_tokens) for one in done])
+            assert (runtime.stats().retracted > 0) is (pool < 4096)
+    assert found[0] == found[1] and {len(ids) for ids, _ in found[0]} == {150}
+
+
+def sized(text: str, picture: Any, **options: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image", "image": picture, "mm_processor_kwargs": options},
+                {"type": "text", "text": text},
+            ],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "own"),
+    [
+        ("qwen2_5_vl", {"max_pixels": 6000}, {"size": {"longest_edge": 6000, "shortest_edge": 3136}}),
+        ("idefics3", {"do_image_splitting": False}, {"do_image_splitting": False}),
+    ],
+)
+def test_the_size_of_a_picture_is_part_of_its_identity(family: str, given: dict[str, Any], own: dict[str, Any]) -> None:
+    model, processor = random_vision_model(family)
+    picture = random_picture(0, 140, 140)
+    large = reference(model, processor, question("What?", picture))
+    small = reference(model, processor, question("What?", picture), images_kwargs=own)
+    assert small[1] < large[1]
+    with gl.Runtime(model, tokenizer=processor, device="cpu") as runtime:
+        prompts = [question("What?", picture), sized("What?", picture, **given)]
+        assert answers(runtime, [*prompts, *prompts]) == [large, small] * 2
+        assert runtime.stats().images_encoded == 2
+    with gl.Runtime(model, tokenizer=processor, device="cpu", mm_processor_kwargs=given) as runtime:
+        assert answers(runtime, [question("What?", picture), sized("What?", picture)]) == [small] * 2
+        assert runtime.stats().images_encoded == 1
+    with pytest.raises(gl.ConfigError, match="mm_processor_kwargs.longest is no option"):
+        gl.Runtime(model, tokenizer=processor, device="cpu", mm_processor_kwargs={"longest": 1}).load()
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +159,14 @@ def test_a_program_forks_behind_a_picture(runtime: gl.Runtime) -> None:
         (question("see <|image_pad|>", CAT), "message 0 writes '<|image_pad|>'"),
         (question("x", *[CAT] * 65), "65 images; the limit of a request is 64"),
         (question("x", b"GIF89a"), "broken GIF"),
+        (sized("x", CAT, min_pixel=1), "mm_processor_kwargs.min_pixel is no option of this model's pictures"),
+        (
+            sized("x", CAT, max_pixels=10**8),
+            "make size.longest_edge 100,000,000 in a request, and the runtime's is 19,600",
+        ),
+        (sized("x", CAT, max_pixels=True), "make max_pixels True; give a whole number"),
+        (sized("x", CAT, max_pixels=10), "make the smallest size 3,136 and the largest 10; give both"),
+        (sized("x", CAT, size={"height": 9}), "size is {'height': 9}; give an object of"),
         ([{"role": "user", "content": [{"type": "video", "video": [CAT, CAT]}]}], "reads no videos here"),
         ([1, -2, 3], "token id -2"),
     ],

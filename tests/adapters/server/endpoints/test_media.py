@@ -168,6 +168,10 @@ async def test_a_vision_model_answers_in_every_dialect(seeing: gl.Runtime) -> No
         chat = await ask(CHAT, body_of(CHAT, [*picture(URL)[::-1]]))
         num = chat["usage"]["prompt_tokens"]
         assert num > (await ask(CHAT, body_of(CHAT, "see")))["usage"]["prompt_tokens"]
+        larger = body_of(CHAT, picture(URL)) | {"mm_processor_kwargs": {"min_pixels": 19_600}}
+        assert (await ask(CHAT, larger))["usage"]["prompt_tokens"] > num + 10
+        answer = await client.post(CHAT, json={**body_of(CHAT, "hi"), "mm_processor_kwargs": {"min_pixel": 9}})
+        assert answer.status_code == 400 and "mm_processor_kwargs.min_pixel is no option" in answer.text
         parts = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "see"}]
         assert (await ask(RESPONSES, body_of(RESPONSES, parts)))["usage"]["input_tokens"] == num
         content = [{"type": "image", "source": source}, see]
