@@ -100,12 +100,12 @@ class Engines(AbstractContextManager["Engines"]):
         precision: Precision,
         folder: Path,
         model: Path | None = None,
-        only: tuple[str, ...] = tuple(NEEDS),
+        only: tuple[str, ...] | None = None,
     ) -> None:
         self.label = f"{model.name if model else NAMES[size]} {precision}"
         model = model or write_random(size, folder)
         places = {OURS: model}
-        for name in only:
+        for name in NEEDS if only is None else only:
             modules = NEEDS[name]
             missing = [module for module in modules if importlib.util.find_spec(module) is None]
             try:

@@ -163,7 +163,7 @@ def test_guesses_that_always_come_true_take_a_step_for_eight_tokens() -> None:
     answer = greedy_reference(tiny_model(), prompt, 33)
     with drafting(look_up=oracle(prompt, answer)) as runtime:
         assert runtime.generate(prompt, temperature=0, max_tokens=33, ignore_eos=True).token_ids == answer
-        stats = runtime.stats()
+        stats = runtime._thread.call(lambda engine: engine.stats())  # after the step that ended the answer
     assert stats.steps == 1 + 4  # the prompt gives the first token, four steps of 8 the others
     assert stats.drafted_tokens == stats.accepted_tokens == 4 * (MAX_NEW - 1)
 
@@ -173,7 +173,7 @@ def test_guesses_that_never_come_true_change_neither_answer_nor_steps() -> None:
     answer = greedy_reference(tiny_model(), prompt, 33)
     with drafting(look_up=oracle(prompt, answer, shift=1)) as runtime:
         assert runtime.generate(prompt, temperature=0, max_tokens=33, ignore_eos=True).token_ids == answer
-        stats = runtime.stats()
+        stats = runtime._thread.call(lambda engine: engine.stats())
     assert (stats.steps, stats.accepted_tokens) == (33, 0)
     assert stats.drafted_tokens > 0
 
