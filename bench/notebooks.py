@@ -10,19 +10,19 @@ from bench.harness import ROOT
 
 PAGES = ("dspy", "guidance")
 FOLDER = ROOT / "docs/notebooks"
-_BLOCK = re.compile(r"```(\w+)\n(.*?)```\n", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- skip:[^\n]*-->\n)?```(\w+)\n(.*?)```\n", re.DOTALL)
 
 
 def notebook(page: str) -> str:
-    """Return the notebook of a page as JSON text: prose between code cells, one per example."""
+    """Return the notebook of a page as JSON text: prose between code cells, one per example that runs."""
     text = (ROOT / f"docs/{page}.md").read_text()
     parts: list[tuple[str, str]] = []
     position = 0
     for block in _BLOCK.finditer(text):
-        code = block[1] == "python"
+        code = block[2] == "python" and block[1] is None
         parts += [
             ("markdown", text[position : block.start()]),
-            ("code" if code else "markdown", block[2 if code else 0]),
+            ("code" if code else "markdown", block[3 if code else 0]),
         ]
         position = block.end()
     parts.append(("markdown", text[position:]))
