@@ -12,7 +12,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
 from graftlm.core.kv.memory import (
     STEP_TOKENS,
-    large_blocks_mapped,
+    heaps_trimmed,
     num_states,
     pool_size,
     prefill_bytes,
@@ -129,7 +129,7 @@ def build_local(
 
             crew = Crew.of(model, config, wake)
             config = replace(config, device=str(crew.ranks.device))
-        with loading_for(crew.ranks if crew is not None else None), large_blocks_mapped():
+        with loading_for(crew.ranks if crew is not None else None), heaps_trimmed():
             loaded = registry.models[config.loader](model, config, tokenizer)
             if keeps and isinstance(model, str):
                 identity = weights_identity(model)  # its files may have been downloaded

@@ -80,13 +80,13 @@ def trim_blocks() -> None:
 
 
 @contextlib.contextmanager
-def large_blocks_mapped() -> Iterator[None]:
-    """Let glibc map each block of 256 KiB or more on its own while a model is loaded, on all threads.
+def heaps_trimmed() -> Iterator[None]:
+    """Let glibc return the free end of each thread's heap to the system while a model is loaded.
 
-    A mapped block returns to the system when it is freed. By default glibc soon keeps blocks of up to 32 MiB in heaps,
-    one for each thread, and up to 64 MiB of free memory at the end of each, so a process that opens and closes
-    models grows. Afterwards the limits are these 32 and 64 MiB, because a step frees and allocates the same blocks
-    again and again. Limits that the environment sets stay.
+    By default it keeps up to 64 MiB of each, so a process that opens and closes models grows. Afterwards that is the
+    limit, because a step frees and allocates the same blocks again and again. Blocks of 32 MiB or more are mapped on
+    their own; smaller ones are not, because neighbouring weights share huge pages. Limits that the environment sets
+    stay.
     """
     load = object()
     _loads.add(load)
@@ -102,7 +102,7 @@ def large_blocks_mapped() -> Iterator[None]:
 def trim_heap() -> None:
     """Return the free end of this thread's heap to the system, which malloc_trim leaves to glibc's limits."""
     if not _loads:
-        _set_limits((_RUNNING[0], _LOADING[1]))
+        _set_limits(_LOADING)
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL(None)
             library.malloc.restype = ctypes.c_void_p
@@ -112,18 +112,20 @@ def trim_heap() -> None:
 
 
 _loads: set[object] = set()
-_LOADING, _RUNNING = (256 << 10, 256 << 10), (32 << 20, 64 << 20)
-"""Bytes of the smallest mapped block, and of the free end of a heap that stays."""
+_MAPPED = 32 << 20
+"""Bytes of the smallest block that is mapped on its own."""
+_LOADING, _RUNNING = 256 << 10, 64 << 20
+"""Bytes of the free end of a heap that stay."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
-def _set_limits(limits: tuple[int, int]) -> None:
+def _set_limits(free_end: int) -> None:
     if any(re.fullmatch("MALLOC_.*_", name) for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
-        for option, limit in zip((_MMAP_THRESHOLD, _TRIM_THRESHOLD), limits, strict=True):
-            library.mallopt(option, limit)
+        library.mallopt(_MMAP_THRESHOLD, _MAPPED)
+        library.mallopt(_TRIM_THRESHOLD, free_end)
 
 
 def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None:
