@@ -298,7 +298,7 @@ am i right that => ?
 (i|we) (need|want|would like) you to => 
 (please) => 
 """)
-"""What asks for an answer, before the question itself; "?" stands for a question of yes or no."""
+"""Frames that ask for an answer, before the question itself; "?" stands for a question of yes or no."""
 
 HOW = rules(r"""
 (what is|what are|what would be) [the|a|some] [{GOOD}] {WAY} (to|of|for|in which {ANYONE} can|{ANYONE} can use to) => how-to

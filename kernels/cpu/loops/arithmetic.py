@@ -313,8 +313,8 @@ def copy_row(to, x):
 
 
 @njit(forceinline=True, **FLAGS)
-def rms_norm(to, x, weight, num, eps):
-    """Set to = RMSNorm of x [num], in float32, padded with zeros; rounded as in the models' own code."""
+def _copy_to_norm(to, x, num, eps):
+    """Set to = x [num] in float32, padded with zeros. -> the factor of its RMSNorm"""
     for d in range(num, len(to)):
         to[d] = _F(0)
     total = _F(0)
@@ -322,7 +322,13 @@ def rms_norm(to, x, weight, num, eps):
         value = widen(x[d])
         to[d] = value
         total += value * value
-    factor = _F(1) / np.sqrt(total / _F(num) + eps)
+    return _F(1) / np.sqrt(total / _F(num) + eps)
+
+
+@njit(forceinline=True, **FLAGS)
+def rms_norm(to, x, weight, num, eps):
+    """Set to = RMSNorm of x [num], in float32, padded with zeros; rounded as in the models' own code."""
+    factor = _copy_to_norm(to, x, num, eps)
     for d in range(num):
         to[d] = rounded(widen(weight[d]) * rounded(to[d] * factor, x), x)
 
@@ -330,14 +336,7 @@ def rms_norm(to, x, weight, num, eps):
 @njit(forceinline=True, **FLAGS)
 def wide_rms_norm(to, x, weight, num, eps):
     """Set to = RMSNorm of x [num], in float32, padded with zeros; rounded once, after the float32 weight."""
-    for d in range(num, len(to)):
-        to[d] = _F(0)
-    total = _F(0)
-    for d in range(num):
-        value = widen(x[d])
-        to[d] = value
-        total += value * value
-    factor = _F(1) / np.sqrt(total / _F(num) + eps)
+    factor = _copy_to_norm(to, x, num, eps)
     for d in range(num):
         to[d] = rounded(weight[d] * (to[d] * factor), x)
 
