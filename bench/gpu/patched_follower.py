@@ -5,6 +5,7 @@ The names of the patches are in an environment variable, so that rank 0 and its 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -95,7 +96,12 @@ def equal_layers(folder: Path) -> None:
     shards._pieces = repeated
 
 
-PATCHES: dict[str, Callable[[Path], None]] = {"digest": digest, "equal_layers": equal_layers}
+def stacks(folder: Path) -> None:
+    """Print what all threads of a process do, every 40 seconds: a rank that hangs shows where."""
+    faulthandler.dump_traceback_later(40, repeat=True)
+
+
+PATCHES: dict[str, Callable[[Path], None]] = {"digest": digest, "equal_layers": equal_layers, "stacks": stacks}
 
 
 def apply(names: list[str], folder: Path) -> None:

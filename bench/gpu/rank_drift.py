@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,27 @@ def lines_of(path: Path) -> dict[int, int]:
     return {int(steps): int(number) for steps, number in pairs}
 
 
-def run(runtime: Any, seconds: float, steps: int, vocab: int, longest: int) -> int:
-    """Submit random requests until the time or the steps are over. -> steps"""
+def compared(folder: Path, ranks: int) -> tuple[str, bool]:
+    """Compare the digests that all ranks have written by now. -> in words, whether some are there and none differ"""
+    digests = [lines_of(folder / f"rank-{rank}") for rank in range(ranks)]
+    common = sorted(set.intersection(*map(set, digests)))
+    different = [at for at in common if len({one[at] for one in digests}) > 1]
+    found = f"they differ from step {different[0]:,} on" if different else "all equal"
+    words = f"digests compared at {len(common)} places up to step {max(common, default=0):,}: {found}"
+    return words, bool(common) and not different
+
+
+def run(runtime: Any, seconds: float, steps: int, vocab: int, longest: int, report: Callable[[], str]) -> int:
+    """Submit random requests until the time or the steps are over. report: said every 10 s. -> steps"""
     import graftlm as gl
 
     rng, began, number = random.Random(0), time.monotonic(), 0
     open_requests: deque[Any] = deque()
-    wanted = MOST
+    wanted, said = MOST, began
     while time.monotonic() - began < seconds and runtime.stats().steps < steps:
+        if time.monotonic() - said > 10:
+            said = time.monotonic()
+            print(f"{runtime.stats().steps:,} steps after {said - began:.0f} s; {report()}", flush=True)
         if len(open_requests) >= wanted:
             open_requests.popleft().result()
             if rng.random() < 0.1:
@@ -60,6 +74,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--stacks", action="store_true", help="print every 40 s what all threads do")
     given = parser.parse_args()
     import graftlm as gl
 
@@ -68,21 +83,21 @@ def main() -> int:
     longest = 20 if given.tiny else 300
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), shape, torch.float32, 0.05)
-        apply(["digest"], Path(folder))
+        apply(["digest", *["stacks"] * given.stacks], Path(folder))
         cache = gl.CacheConfig(max_tokens=60_000)
         with gl.Runtime(folder, tensor_parallel=given.ranks, cache=cache, quiet=True, **options) as runtime:
             runtime.load()
             print(runtime.stats().execution, flush=True)
             began = time.monotonic()
-            steps = run(runtime, given.seconds, given.steps, shape["vocab_size"], longest)
+            steps = run(
+                runtime, given.seconds, given.steps, shape["vocab_size"], longest,
+                lambda: compared(Path(folder), given.ranks)[0],
+            )  # fmt: skip
             print(f"{steps:,} steps, up to {MOST} rows, in {time.monotonic() - began:.0f} s", flush=True)
             time.sleep(1.0)
-        digests = [lines_of(Path(folder) / f"rank-{rank}") for rank in range(given.ranks)]
-    common = sorted(set.intersection(*map(set, digests)))
-    different = [at for at in common if len({one[at] for one in digests}) > 1]
-    print(f"digests compared at {len(common)} places up to step {max(common, default=0):,}: ", end="")
-    print(f"they differ from step {different[0]:,} on" if different else "all equal", flush=True)
-    return int(bool(different) or not common)
+        words, equal = compared(Path(folder), given.ranks)
+    print(words, flush=True)
+    return int(not equal)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,8 @@ from graftlm.kernels.jit import python_process
 ROWS = (1, 4, 16, 64, 256, 1024, 8192)
 WIDTH = 4096
 REPEATS, REPLAYS = 64, 20
+STALLED_S = 6.0
+"""Seconds after which all sums that wait are ended."""
 
 
 def graphed_us(run: Callable[[], Any]) -> float:
@@ -81,11 +85,18 @@ def measure(rank: int, size: int, store: str) -> None:
         except Exception as error:
             say("symmetric memory:", error)
         for name, run in ways.items():
+            late = threading.Timer(STALLED_S, made._end_waits)
+            late.start()
             try:
                 times[name] = f"{graphed_us(run):.1f}"
             except Exception as error:
                 times[name] = f"{type(error).__name__} {str(error)[:80]}"
+            late.cancel()
+            if int(made._abort[0]):
+                times[name] = f"stalled for {STALLED_S:.0f} s"
             dist.barrier()
+            torch.cuda.synchronize()
+            made._abort.zero_()
         say(rows, times, flush=True)
     os._exit(0)
 
@@ -119,6 +130,7 @@ def main() -> int:
     parser.add_argument("--store")
     given = parser.parse_args()
     if given.rank is not None:
+        python_process.end_with_starter()
         try:
             measure(given.rank, given.ranks, given.store)
         except BaseException:
@@ -128,7 +140,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         command = ["-m", "bench.gpu.rank_sums", "--ranks", str(given.ranks), "--store", store]
-        started = [python_process.start([*command, "--rank", str(rank)]) for rank in range(given.ranks)]
+        started = [
+            python_process.start([*command, "--rank", str(rank)], stdin=subprocess.PIPE) for rank in range(given.ranks)
+        ]
         return max(process.wait() for process in started)
 
 

@@ -100,8 +100,8 @@ def note(figures: dict[str, Any], name: str, figure: float) -> None:
     print(json.dumps({name: figure}), flush=True)
 
 
-def print_kernels(run: Any, steps: int, top: int = 14) -> None:
-    """Print the kernels of this process by their microseconds a step, the longest first."""
+def print_kernels(run: Any, steps: int, top: int = 14, sequence: int = 20) -> None:
+    """Print the kernels of this process by their microseconds a step, the longest first, and some in their order."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -113,6 +113,11 @@ def print_kernels(run: Any, steps: int, top: int = 14) -> None:
     print(f"    {sum(times.values()):9.1f} us {sum(counts.values()) / steps:7.1f}  all kernels", flush=True)
     for name, us in times.most_common(top):
         print(f"    {us:9.1f} us {counts[name] / steps:7.1f}  {name}", flush=True)
+    kernels = sorted(found.events(), key=lambda event: event.time_range.start)
+    middle = kernels[len(kernels) // 2 :][:sequence]
+    for event in middle:
+        began, ended = (at - middle[0].time_range.start for at in (event.time_range.start, event.time_range.end))
+        print(f"    {began:9.1f} to {ended:7.1f}  {event.name[:90]}", flush=True)
 
 
 def measure(folder: str, ranks: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +168,7 @@ def measure(folder: str, ranks: int, options: dict[str, Any]) -> dict[str, Any]:
                 best = min(best, time.perf_counter() - at)
             note(figures, "shared_requests_per_s", round(count / best))
         if options["profile"] and torch.cuda.is_available():
-            for rows in (min(options["rows"]), 64):
+            for rows in options["rows"]:
                 prompts = prompts_of(rows, options["prompt"], options["vocab"], rows)
                 runtime.generate(prompts, max_tokens=2, **greedy)
                 print_kernels(lambda p=prompts: runtime.generate(p, max_tokens=17, **greedy), 16)
