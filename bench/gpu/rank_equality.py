@@ -71,7 +71,7 @@ def answers(kind: str, ranks: int, cpu: bool) -> dict[str, Any]:
             found += runtime.generate(prompts * 3, **greedy)
             say("in batches")
     say("closed")
-    gaps = [[one.top[0][2] - one.top[1][2] for one in answer.logprobs] for answer in found]
+    gaps = [[one.top[0][2] - one.top[1][2] for one in answer.logprobs or []] for answer in found]
     return {"tokens": [answer.token_ids for answer in found], "gaps": gaps}
 
 
