@@ -26,7 +26,7 @@ from graftlm.kernels.latent import LatentHeads
 from graftlm.kernels.transfer import send
 from graftlm.kernels.wire_plan import WirePlan
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 OLDEST_FOR_FLOAT8 = (8, 9)  # compute capability
 
 

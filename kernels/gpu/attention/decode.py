@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -284,6 +284,8 @@ def decode_attention(
             tile = whole_tile(tile, max(k_dim, v_dim), num_rows * num_kv_heads / num_sms(q.device))
         if k.element_size() == 2 and tile == LARGE and card_of(q.device).shared_memory >= 2 * LARGE_BYTES:
             tile = LARGE_DEEP
+        if k.element_size() == 2 and tile == HUGE and card_of(q.device).shared_memory >= 2 * LARGE_BYTES:
+            tile = HUGE_DEEP
     k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
     if out is None:
         out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
@@ -315,6 +317,8 @@ def sizes(q: torch.Tensor, k_dim: int, v_dim: int) -> dict[str, int | str | bool
 
 def tile_of(dtype: torch.dtype, head_dim: int) -> Tile:
     """The tile that is fastest for heads of this size."""
+    if head_dim > 256:
+        return HUGE if dtype.itemsize == 2 else replace(HUGE, stages=1)
     return LARGE if dtype == torch.float32 or head_dim > 128 else Tile(64, 2, 2)
 
 
@@ -324,6 +328,9 @@ where each has three or more programs to run. On an H200 the second takes 10 to 
 
 LARGE_BYTES = 98 << 10
 """Shared memory of LARGE_DEEP."""
+
+HUGE, HUGE_DEEP = Tile(16, 4, 2), Tile(16, 4, 3)
+"""Tiles of heads of more than 256 dimensions, the second where two of its programs fit a multiprocessor."""
 
 
 AT_ONCE = {8: Tile(32, 2, 2), 6: Tile(32, 1, 3), 5: Tile(32, 4, 2), 4: Tile(64, 2, 2)}

@@ -229,8 +229,11 @@ def extend_attention(
     if tile is None:
         tile = tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group, unpacking_rows=unpacking_rows)
         many = step.max_new * group > LARGE.queries
-        if tile == LARGE and many and card_of(q.device).shared_memory >= LARGE_MANY_BYTES:
+        roomy = card_of(q.device).shared_memory >= LARGE_MANY_BYTES
+        if tile == LARGE and many and roomy:
             tile = LARGE_MANY if compact is None else LARGE_COMPACT
+        elif tile == HUGE and roomy:
+            tile = HUGE_HOPPER
     blocks = triton.cdiv(step.max_new * group, tile.queries)
     _extend[(blocks, num_kv_heads, step.rows.shape[0])](
         q, k, v, step.table, step.rows, step.lens, step.indptr, params.sinks if params.sinks is not None else q,
@@ -257,6 +260,9 @@ heads of 256 over 4 KV heads, take 96 instead of 128 us on an H200."""
 LARGE_COMPACT = ExtendTile(128, 64, 8, 2)
 """LARGE_MANY with a compact store, where queries and the step's own K and V lie in shared memory."""
 
+HUGE, HUGE_HOPPER, HUGE_FLOAT32 = ExtendTile(32, 16, 4, 2), ExtendTile(64, 32, 8, 2), ExtendTile(16, 16, 4, 1)
+"""Tiles of heads of more than 256 dimensions: of 16 bits, where a card has LARGE_MANY_BYTES, and of 32 bits."""
+
 LARGE_MANY_BYTES = 225 << 10
 """Shared memory that a card must have for LARGE_MANY."""
 
@@ -267,6 +273,8 @@ def tile_of(dtype: torch.dtype, head_dim: int, num_queries: int, *, unpacking_ro
     unpacking_rows  rows in all, if cached tokens are unpacked from 12 bits, which every tile of queries does anew;
                     0 if nothing is
     """
+    if head_dim > 256:
+        return HUGE if dtype.itemsize == 2 else HUGE_FLOAT32
     if dtype == torch.float32:
         return ExtendTile(32, 32, 4, 2)
     if head_dim > 128:

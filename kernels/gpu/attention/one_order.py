@@ -18,10 +18,11 @@ import triton.language as tl
 
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.decode import Scales
-from graftlm.kernels.gpu.attention.extend import ExtendRows, ExtendTile
+from graftlm.kernels.gpu.attention.extend import LARGE_MANY_BYTES, ExtendRows, ExtendTile
 from graftlm.kernels.gpu.attention.online_softmax import LOG2E, add_sink, attend_block, precision
 from graftlm.kernels.gpu.attention.softmax_pieces import Room, Rooms, added, keep, piece_of, size_at, start_of
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
+from graftlm.kernels.gpu.support import card_of
 
 BLOCK = 32
 """Tokens of a block."""
@@ -217,6 +218,11 @@ def _finish(
 
 def tile_of(dtype: torch.dtype, head_dim: int, group: int, device: torch.device, *, decodes: bool) -> ExtendTile:
     """The tile for rows that decode, of one token, or for others. Blocks have 32 tokens in all of one dtype."""
+    if head_dim > 256:
+        if dtype == torch.float32:
+            return ExtendTile(16, 16, 4, 1)
+        roomy = card_of(device).shared_memory >= LARGE_MANY_BYTES
+        return ExtendTile(64, BLOCK, 8, 2) if roomy else ExtendTile(16, BLOCK, 4, 1)
     if dtype == torch.float32:  # summed by threads, whose order depends on the tile
         return ExtendTile(32, BLOCK, 4, 2)
     if head_dim > 128:

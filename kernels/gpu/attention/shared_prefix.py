@@ -29,6 +29,8 @@ from graftlm.kernels.gpu.attention.online_softmax import LOG2E
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents
 
 PREFIX_QUERIES = 64  # of one program
+HUGE_PREFIX = 16, 4
+"""Queries and warps of a program for heads of more than 256 dimensions."""
 
 FEW_BLOCKS = 4
 """With fewer blocks of queries a prefix is cut into up to 16 parts, with more into up to 8.
@@ -144,13 +146,14 @@ def decode_prefix(
     group = q.shape[1] // num_kv_heads
     tile = tile or tile_of(q.dtype, max(k_dim, v_dim))
     k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
-    blocks = triton.cdiv(prefix.members.shape[0] * group, PREFIX_QUERIES)
+    queries, warps = (PREFIX_QUERIES, 4) if max(k_dim, v_dim) <= 256 else HUGE_PREFIX
+    blocks = triton.cdiv(prefix.members.shape[0] * group, queries)
     _decode_prefix[(blocks, num_kv_heads, splits)](
         q, k, v, step.table, step.rows, prefix.members, prefix.length, workspace.out, workspace.lse,
         k_scale, v_scale, params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, *strides(q, k, v, step),
         prefix.count, splits, num_parts,
         exponents if exponents is not None else q, exponents.stride(0) if exponents is not None else 0,
-        GROUP=group, M=PREFIX_QUERIES, BLOCK=tile.block, SOFTCAP=params.softcap is not None,
+        GROUP=group, M=queries, BLOCK=tile.block, SOFTCAP=params.softcap is not None,
         SCALED=scales is not None, COMPACT=exponents is not None,
-        ASM=q.is_cuda, num_warps=4, num_stages=tile.stages, **sizes(q, k_dim, v_dim),
+        ASM=q.is_cuda, num_warps=warps, num_stages=tile.stages, **sizes(q, k_dim, v_dim),
     )  # fmt: skip

@@ -98,7 +98,7 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 SHAPES = [(4, 4, 64, 64), (8, 2, 64, 64), (16, 1, 64, 64), (6, 2, 80, 80), (4, 2, 96, 96), (4, 2, 128, 128),
           (2, 1, 256, 256), (2, 1, 112, 112), (2, 1, 192, 192), (5, 1, 64, 64),
-          (4, 4, 96, 64), (14, 2, 64, 64)]  # fmt: skip
+          (4, 4, 96, 64), (14, 2, 64, 64), (8, 1, 512, 512)]  # fmt: skip
 VARIANTS = [{}, {"window": 7}, {"window": 100}, {"softcap": 2.0}, {"sinks": True},
             {"window": 7, "softcap": 2.0, "sinks": True}]  # fmt: skip
 if DEVICE.type == "cuda":

@@ -98,7 +98,9 @@ def test_rows_of_several_tokens_equal_their_definition(shape, dtype, variant) ->
 @pytest.mark.gpu  # the products of Triton's interpreter do depend on where a row is
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", [{}, {"window": 100}, {"softcap": 2.0, "sinks": True}])
-@pytest.mark.parametrize("shape", [(32, 8, 128), (8, 1, 64), (6, 2, 80), (4, 4, 128), (40, 1, 64), (4, 2, 256)])
+@pytest.mark.parametrize(
+    "shape", [(32, 8, 128), (8, 1, 64), (6, 2, 80), (4, 4, 128), (40, 1, 64), (4, 2, 256), (8, 1, 512)]
+)
 def test_a_token_has_the_same_bits_decoded_and_in_a_prompt_however_that_is_cut(shape, variant, dtype) -> None:
     heads, kv_heads, dim = shape
     case = Case([300], heads, kv_heads, dim, dim, dtype)
