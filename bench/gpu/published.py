@@ -34,6 +34,14 @@ def _experts(count: int, chosen: int, size: int, shared: int = 1, **more: Any) -
     }  # fmt: skip
 
 
+def _gemma4(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, **more: Any) -> Shape:
+    own = {"sliding_window": 1024, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, **more}
+    return _dense(
+        "gemma4_text", hidden, mlp, layers, heads, kv_heads, 262_144, head_dim=256, global_head_dim=512,
+        final_logit_softcapping=30.0, vocab_size_per_layer_input=262_144, **own | {"tie_word_embeddings": True},
+    )  # fmt: skip
+
+
 _LINEAR = ["linear_attention"] * 3 + ["full_attention"]
 
 PUBLISHED: dict[str, Shape] = {
@@ -55,6 +63,14 @@ PUBLISHED: dict[str, Shape] = {
     "gemma-3-27b": _dense(
         "gemma3_text", 5376, 21_504, 62, 32, 16, 262_208, head_dim=128, sliding_window=1024, query_pre_attn_scalar=168,
         tie_word_embeddings=True,
+    ),
+    "gemma-4-31b": _gemma4(5376, 21_504, 60, 32, 16, num_global_key_value_heads=4, attention_k_eq_v=True),
+    "gemma-4-26b-a4b": _gemma4(
+        2816, 2112, 30, 16, 8, num_global_key_value_heads=2, attention_k_eq_v=True, enable_moe_block=True,
+        num_experts=128, top_k_experts=8, moe_intermediate_size=704,
+    ),
+    "gemma-4-e4b": _gemma4(
+        2560, 10_240, 42, 8, 2, sliding_window=512, num_kv_shared_layers=18, hidden_size_per_layer_input=256
     ),
     "mistral-7b": _dense("mistral", 4096, 14_336, 32, 32, 8, 32_768, head_dim=128, sliding_window=None),
     "mistral-nemo-12b": _dense("mistral", 5120, 14_336, 40, 32, 8, 131_072, head_dim=128, sliding_window=None),
@@ -108,8 +124,12 @@ PUBLISHED: dict[str, Shape] = {
 
 def fitted(shape: Shape, num_layers: int) -> Shape:
     """Return a configuration of the first `num_layers` layers."""
-    kinds = {"layer_types": shape["layer_types"][:num_layers]} if "layer_types" in shape else {}
-    return shape | {"num_hidden_layers": num_layers} | kinds
+    fields: Shape = {"num_hidden_layers": num_layers}
+    if "layer_types" in shape:
+        fields["layer_types"] = shape["layer_types"][:num_layers]
+    if "num_kv_shared_layers" in shape:  # the last layers share K and V, as many of these as of all
+        fields["num_kv_shared_layers"] = shape["num_kv_shared_layers"] * num_layers // shape["num_hidden_layers"]
+    return shape | fields
 
 
 def layers_that_fit(shape: Shape, num_bytes: int) -> int:

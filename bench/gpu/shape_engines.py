@@ -67,6 +67,10 @@ class GraftLMShape:
     def flush(self) -> None:
         self.runtime.clear_cache()
 
+    def computed(self) -> int:
+        """Prompt tokens computed so far."""
+        return int(self.runtime.stats().computed_tokens)
+
 
 _FOUR_BITS = {"bits": 4, "group_size": 128}
 VLLM_WEIGHTS: dict[str, dict[str, Any]] = {

@@ -1,7 +1,8 @@
 """python -m bench.gpu.shapes SHAPE...: model shapes with random weights on one GPU (docs/gpu-figures.md).
 
 Decode of 32 rows of 1,500 tokens, 128 of 1,000 and 8 of 12,000; 64 sampled answers of 128 tokens to 512; 256 requests
-of mixed lengths; and 16 answers of 48 tokens to 512, then the same again; `--only prefill` has 8 prompts of 8,192.
+of mixed lengths; and 16 answers of 48 tokens to 512, then the same again; `--only prefill` has 8 prompts of 8,192;
+`--only shared` 256 that share 2,190 tokens, beside others that share none.
 Prompts are token ids. Each shape runs in a process of its own, and beside it, with `--peers FOLDER`, vLLM in
 FOLDER/site_vllm; `--weights FORMAT` quantises both engines' weights. `--profile` adds the kernels of GraftLM's decode
 steps by time. Shapes are the ones here and those of published.py.
@@ -202,6 +203,26 @@ class Measured:
                 best[which] = min(best[which], round(self._seconds(prompts, new), 4))
         return best
 
+    def shared(self) -> dict[str, float]:
+        """Return seconds of 256 prompts with 2,190 common tokens and 64 of their own, 16 new ones each, and the ratio to
+        prompts that share none, of which a quarter runs. Computed tokens are those beside the fewest possible."""
+        rng = np.random.default_rng(7)
+        count, shared, own, new = (max(n // self.divisor, 2) for n in (256, 2190, 64, 16))
+        common = self.ids(rng, shared)
+        prompts = [common + self.ids(rng, own) for _ in range(count)]
+        apart = [self.ids(rng, shared + own) for _ in range(max(count // 4, 1))]
+        found = {"with_s": float("inf"), "without_s": float("inf")}
+        for turn in range(3):
+            for name, asked in (("with_s", prompts), ("without_s", apart)):
+                self.engine.flush()
+                before = self.engine.computed()
+                seconds = self._seconds(asked, new) * count / len(asked)
+                found[name] = min(found[name], round(seconds, 3)) if turn else found[name]
+                if asked is prompts:
+                    found["computed"] = self.engine.computed() - before
+        best = shared + count * own
+        return found | {"ratio": found["with_s"] / found["without_s"], "computed of best": found["computed"] / best}
+
     def profile(self, rows: int, context: int, top: int = 15) -> list[tuple[str, float, float]]:
         """Return (kernel, microseconds of a decode step, launches): the whole step, then the longest first."""
         from torch.profiler import ProfilerActivity, profile
@@ -260,6 +281,8 @@ def measure(given: argparse.Namespace) -> int:
         measured.run("prefill, tokens/s", lambda: round(measured.prefill()))
     if "answers" in only:
         measured.run("answers, s", measured.answers)
+    if "shared" in only:
+        measured.run("shared", measured.shared)
     if "sampled" in only:
         measured.run("sampled, tokens/s", lambda: round(max(measured.sampled(seed) for seed in (1, 2)), 1))
     if "mixed" in only:
