@@ -31,6 +31,12 @@ RESTART_PAUSE_S = 0.5
 
 DEFAULT_STEP_TOKENS = 2048
 
+_SUMS = (
+    *("slots_total", "slots_free", "slots_cached", "slots_in_use", "running", "waiting"),
+    *("images_encoded", "image_bytes"),
+)
+"""Numbers of a replica's statistics that are its own, and counted with it."""
+
 log = logging.getLogger("graftlm.engine")
 
 
@@ -220,7 +226,7 @@ class ReplicaEngine:
             self._end(one, error)
 
     def stats(self) -> Stats:
-        """Return the sum over the replicas: counters of all, slots and sequences of the live ones."""
+        """Return the sum over the replicas: counters of all, `_SUMS` of the live ones."""
         total, now = Stats(), time.monotonic()
         for number, member in list(self.members.items()):
             try:
@@ -228,9 +234,9 @@ class ReplicaEngine:
             except Exception:
                 continue  # the replica has died; its listener reports that
             self._tally.read(number, stats)
-            for name in ("slots_total", "slots_free", "slots_cached", "slots_in_use", "running", "waiting"):
+            for name in _SUMS:
                 setattr(total, name, getattr(total, name) + getattr(stats, name))
-            total.weights, total.kv = stats.weights, stats.kv
+            total.weights, total.kv, total.no_images = stats.weights, stats.kv, stats.no_images
         self._tally.add_to(total)
         total.waiting += len(self._queue)
         total.replicas, total.restarts = len(self.members), self.restarts
