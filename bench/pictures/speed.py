@@ -175,8 +175,9 @@ class Rounds:
         self.rng, self.seed = random.Random(0), 0
 
     def pictures(self, count: int) -> list[bytes]:
+        """Return pictures that no section has had."""
         self.seed += count
-        return [jpeg(self.seed + i, self.sizes.sides) for i in range(count)]
+        return [jpeg(self.seed - i, self.sizes.sides) for i in range(count)]
 
     def text(self) -> str:
         return "".join(self.rng.choices(string.ascii_lowercase, k=32))
