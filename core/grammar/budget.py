@@ -66,6 +66,10 @@ class limited:
             _current.reset(self._token)
 
 
+class TooManyStates(GrammarError):
+    """The constraint needs more states than `limits.states`."""
+
+
 class Unwanted(GrammarError):
     """No request waits for the constraint any more."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar.automata.dfa import EmptyLanguage
-from graftlm.core.grammar.budget import limited
+from graftlm.core.grammar.budget import TooManyStates, limited
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.engines.automaton import AutomatonMatcher
 from graftlm.core.grammar.engines.fsm import FsmGrammar
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _USUAL = Options()
 _AUTOMATON_STATES = 64_000
-"""States of an automaton for a constraint that llguidance can match instead: about 0.1 s and 50 MB."""
+"""States of an automaton that is built before llguidance is tried: about 0.1 s and 50 MB."""
 
 
 class EngineGrammar(Protocol):
@@ -226,9 +226,11 @@ def _choose_engine(spec: Spec, vocabulary: Vocabulary, options: Options, reader:
         try:
             grammar = _by_llguidance(for_parsers(spec, options, reader), vocabulary)
             check_start(grammar, vocabulary)
+            return grammar
         except (GrammarError, RecursionError):
-            raise error from None
-        return grammar
+            if not isinstance(error, TooManyStates) or limits.states == options.limits.states:
+                raise error from None
+    return automaton(language, vocabulary, options.limits)  # no other engine: as many states as are allowed
 
 
 def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:

@@ -15,7 +15,7 @@ from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.state_table import LONGEST_RUN, StateTable
-from graftlm.core.grammar.budget import check, limited
+from graftlm.core.grammar.budget import TooManyStates, check, limited
 from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.spec import Limits
 
@@ -269,7 +269,7 @@ class Exploration:
     def _check_limits(self) -> None:
         num_states = int(self._control[state_sets.NUM_STATES])
         if num_states - 1 > self._limits.states:
-            raise GrammarError(
+            raise TooManyStates(
                 f"the constraint needs more than {self._limits.states:,} states; "
                 "simplify it (counted repeats of overlapping parts cost most) or raise limits.states"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -152,6 +153,16 @@ def test_a_schema_over_the_states_of_an_automaton_goes_to_llguidance() -> None:
     grammar = compiled(schema, limits=Limits(states=1_000))
     assert grammar.engine == "llguidance"
     assert allows(grammar, '"a' + "b" * 14 + '"') and not allows(grammar, '"' + "b" * 15 + '"')
+
+
+def test_a_schema_that_llguidance_refuses_gets_as_many_states_as_its_limits_allow() -> None:
+    schema = {"type": "array", "items": {"type": "integer", "multipleOf": 1999}, "minItems": 40, "maxItems": 50}
+    grammar = compiled(schema)
+    assert grammar.engine == "fsm"
+    assert allows(grammar, json.dumps([1999] * 40, separators=(",", ":")))
+    assert not allows(grammar, json.dumps([2000] * 40, separators=(",", ":")))
+    with pytest.raises(GrammarError, match=r"more than 70,000 states;.* raise limits\.states"):
+        compiled(schema, limits=Limits(states=70_000))
 
 
 def test_a_pattern_and_a_length_too_large_for_a_product_go_to_llguidance() -> None:

@@ -8,12 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa.arrays import BLOCK, COPY, LITERAL, SKIP, SYMBOL, sort_edges, write_edges
 from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa
 from graftlm.core.grammar.automata.utf8 import byte_graph
-from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.budget import TooManyStates, check
 from graftlm.core.grammar.nodes.nodes import Automaton, Range
 
 Extent = tuple[int, int, int]
@@ -84,7 +83,7 @@ class NfaEdges:
         if first >> 8 != self.num_states >> 8:
             check()
         if self.num_states > self._max_states:
-            raise GrammarError(
+            raise TooManyStates(
                 f"the constraint needs more than {self._max_states:,} places; "
                 "make its counted repeats smaller or raise limits.states"
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.budget import TooManyStates, check
 from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.nodes.sizes import survey
 from graftlm.core.grammar.spec import Limits
@@ -69,7 +69,7 @@ def plan_calls(node: Node, rules: Mapping[str, Node], limits: Limits) -> CallPla
         else:
             sizes[name] = size
     if total > limits.states:
-        raise GrammarError(
+        raise TooManyStates(
             f"the constraint takes about {total:,} places, the limit is {limits.states:,} states; "
             "make its counted repeats smaller or raise limits.states"
         )
