@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graftlm.core.fusion.gpu_encoders import AlignedMlp, fuse_encoders
 from graftlm.core.fusion.gpu_layers import fuse_layers
 from graftlm.core.fusion.layer_parts import Product, Recognised, activation_of, allclose
 from graftlm.core.fusion.linears import Fusions
@@ -63,7 +64,10 @@ def fuse_gpu(
         if linear is not None:
             _fix_linears(model, linear, fusions)
         fuse_mixtures(model, work.found.mixtures, fusions, work.agree, strict=strict, dry=dry)
+        fuse_encoders(model, fusions, work.agree, strict=strict, dry=dry)
         for module in list(model.modules()):
+            if isinstance(vars(module).get("forward"), AlignedMlp):
+                continue
             packed = any(_pack_inputs(module, names, work) for names in (_QKV, *_STATE_PROJECTIONS))
             if not packed and not _pack_gate_up(module, work) and not _plan_state_input(module, work):
                 _fuse_norm(module, work)

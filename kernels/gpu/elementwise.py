@@ -112,6 +112,51 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
 
 
 @triton.jit
+def _rotate_all(
+    q, k, cos, sin, q_out, k_out, q_token, q_head, k_token, k_head, table_row,
+    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+):  # fmt: skip
+    """Program (token, q or k): all heads, rounded once."""
+    token = tl.program_id(0).to(tl.int64)
+    head, d = tl.arange(0, HEADS_PAD)[:, None], tl.arange(0, HALF_PAD)[None, :]
+    ok = (head < HEADS) & (d < HALF)
+    table = token * table_row + d
+    c, s = tl.load(cos + table, mask=d < HALF).to(tl.float32), tl.load(sin + table, mask=d < HALF).to(tl.float32)
+    c_b = tl.load(cos + table + HALF, mask=d < HALF).to(tl.float32)
+    s_b = tl.load(sin + table + HALF, mask=d < HALF).to(tl.float32)
+    if tl.program_id(1) == 0:
+        source, target = q + token * q_token + head * q_head + d, q_out
+    else:
+        source, target = k + token * k_token + head * k_head + d, k_out
+    place = target + (token * HEADS + head) * 2 * HALF + d
+    a = tl.load(source, mask=ok, other=0.0).to(tl.float32)
+    b = tl.load(source + HALF, mask=ok, other=0.0).to(tl.float32)
+    kind = q_out.dtype.element_ty
+    tl.store(place, (a * c - b * s).to(kind), mask=ok)
+    tl.store(place + HALF, (b * c_b + a * s_b).to(kind), mask=ok)
+
+
+def rotate_all(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the half-split rotary embedding of encoders of pictures, which computes in float32.
+
+    q, k      [num_tokens, num_heads, head_dim]; last dimension dense
+    cos, sin  [num_tokens, head_dim], dense
+    -> q and k rotated, contiguous, their dtype
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
+    half = head_dim // 2
+    _rotate_all[(num_tokens, 2)](
+        q, k, cos, sin, q_out, k_out, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0),
+        HEADS=num_heads, HEADS_PAD=triton.next_power_of_2(num_heads), HALF=half,
+        HALF_PAD=triton.next_power_of_2(half), num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+@triton.jit
 def saturate(x):
     """Clamp to the range of float8_e4m3fn."""
     return tl.minimum(tl.maximum(x, -448.0), 448.0)

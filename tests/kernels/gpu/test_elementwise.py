@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graftlm.kernels.activation import Activation, gate_by_torch
-from graftlm.kernels.gpu.elementwise import gate_mul, rotate, store_kv
+from graftlm.kernels.gpu.elementwise import gate_mul, rotate, rotate_all, store_kv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])
@@ -45,6 +45,21 @@ def test_rotate(dtype: torch.dtype, head_dim: int) -> None:
 
     q_out, k_out = rotate(q, k, cos, sin)
     assert close(q_out, expected(q), dtype) and close(k_out, expected(k), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(4, 64), (3, 80)])
+def test_rotate_all_heads_of_an_encoder(dtype: torch.dtype, num_heads: int, head_dim: int) -> None:
+    q, k, _ = random(5, 3, num_heads, head_dim, dtype=dtype).unbind(1)
+    cos, sin = random(2, 5, head_dim)
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        a, b = x.double().chunk(2, -1)
+        return x.double() * cos.double()[:, None] + torch.cat([-b, a], -1) * sin.double()[:, None]
+
+    q_out, k_out = rotate_all(q, k, cos, sin)
+    assert close(q_out, expected(q), dtype) and close(k_out, expected(k), dtype)
+    assert q_out.is_contiguous() and q_out.dtype == dtype
 
 
 def test_store_kv_writes_each_token_at_its_slot_and_nothing_else() -> None:
