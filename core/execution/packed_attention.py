@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,29 +23,32 @@ IMPLEMENTATION = "graftlm_flash_packed"
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class Segments(NamedTuple):
+class Segments:
     """The sequences of a packed one.
 
-    longest    tokens of the longest
-    by_length  for each length the tokens of the sequences that have it, int64 [num_sequences, length]
+    bounds   where they begin and end
+    longest  tokens of the longest
     """
 
-    longest: int
-    by_length: list[torch.Tensor]
+    def __init__(self, bounds: list[int], device: torch.device) -> None:
+        self.bounds, self._device = bounds, device
+        self.longest = max((stop - start for start, stop in pairwise(bounds)), default=0)
 
     @classmethod
-    def of(cls, offsets: torch.Tensor) -> Segments:
-        """Read offsets, [num_sequences + 1]."""
-        bounds = offsets.tolist()
+    def of(cls, offsets: torch.Tensor, device: torch.device | None = None) -> Segments:
+        """Read offsets, [num_sequences + 1]. device: of the tokens, by default that of the offsets"""
+        return cls(offsets.tolist(), device or offsets.device)
+
+    @cached_property
+    def by_length(self) -> list[torch.Tensor]:
+        """For each length the tokens of the sequences that have it, int64 [num_sequences, length]."""
         starts: dict[int, list[int]] = {}
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(self.bounds):
             if stop > start:
                 starts.setdefault(stop - start, []).append(start)
-        by_length = [
-            (torch.tensor(firsts)[:, None] + torch.arange(length)).to(offsets.device)
-            for length, firsts in starts.items()
+        return [
+            (torch.tensor(firsts)[:, None] + torch.arange(length)).to(self._device) for length, firsts in starts.items()
         ]
-        return cls(max(starts, default=0), by_length)
 
 
 class _Current(threading.local):
@@ -69,8 +74,9 @@ class PackedAttention:
             AttentionInterface.register(IMPLEMENTATION, packed_attention)
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
-        _current.segments = {}
+    def __call__(self, known: Mapping[int, tuple[torch.Tensor, Segments]] | None = None) -> Iterator[None]:
+        """known: sequences by the id of their offsets, which need no reading"""
+        _current.segments = dict(known or {})
         try:
             with attention_by(IMPLEMENTATION, self._configs):
                 yield

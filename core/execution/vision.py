@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from graftlm.core.errors import EngineError
+from graftlm.core.execution.grid_tables import GridTables
 from graftlm.core.execution.packed_attention import PackedAttention
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ class Features(NamedTuple):
 
 
 MOST_NUMBERS = 1 << 24
-"""Numbers of the pictures that are encoded in one call: three pictures of a megapixel. Streams wait meanwhile."""
+"""Numbers of the pictures that are encoded in one call: three pictures of a megapixel, or as many as the largest has.
+
+All pictures of a step are encoded in it, so fewer calls keep streams waiting no longer; memory bounds them.
+"""
 
 
 class Vision:
@@ -44,12 +48,16 @@ class Vision:
 
     max_bytes   limit of the kept features
     batches     whether pictures of one shape may be encoded in one call
+    most_numbers  numbers of the pictures that are encoded in one call
+    tables      what the encoder computes of grids alone; None for an encoder that takes none
     work_bytes  memory that the encoder takes while it runs, beside the weights; 0 where it was not measured
     """
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
         self.model, self.max_bytes = model, max_bytes
         self.batches, self.work_bytes = False, 0
+        self.most_numbers = MOST_NUMBERS
+        self.tables: GridTables | None = None
         self.num_bytes = self.num_encoded = 0
         self._kept: OrderedDict[bytes, Features] = OrderedDict()
         self._inner: Any = model.model
@@ -103,7 +111,7 @@ class Vision:
             key = item.digest if _is_several(item) else (item.kind, shapes)
             size = self.size_of(item)
             if key not in filling or room[key] < size:
-                filling[key], room[key] = [], MOST_NUMBERS
+                filling[key], room[key] = [], self.most_numbers
                 found.append(filling[key])
             filling[key].append(item)
             room[key] -= size
@@ -118,15 +126,8 @@ class Vision:
         """Compute the embeddings of items by one call of the encoder."""
         encode = getattr(self._inner, f"get_{items[0].kind}_features")
         known = inspect.signature(inspect.unwrap(encode)).parameters
-        device = self._inner.device
-        given: dict[str, Any] = {}
-        for name, first in items[0].inputs.items():
-            if name not in known and name == "pixel_values_videos":
-                name = "pixel_values"  # the name in older versions of transformers
-            if name in known:
-                value = first if len(items) == 1 else torch.cat([item.inputs[name] for item in items])
-                given[name] = value.to(device, self.dtype) if value.is_floating_point() else value.to(device)
-        with self._packed():
+        given, segments = self._arguments(items, known)
+        with self._packed(segments):
             output: Any = encode(**given, return_dict=True)
         deep = getattr(output, "deepstack_features", None) or []
         self._in_lists = bool(deep) and isinstance(deep[0], list | tuple)
@@ -144,6 +145,25 @@ class Vision:
         return [
             Features(of_item if whole else tuple(x.clone() for x in of_item)) for of_item in zip(*split, strict=True)
         ]
+
+    def _arguments(self, items: Sequence[MediaItem], known: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Return the arguments of the encoder's call among those `known`, and the sequences of its attention.
+
+        Grids stay on the host where the encoder gets tables of them.
+        """
+        device, given, segments = self._inner.device, {}, None
+        for name in items[0].inputs:
+            values = [item.inputs[name] for item in items]
+            if name not in known and name == "pixel_values_videos":
+                name = "pixel_values"  # the name in older versions of transformers
+            if name in known and name.endswith("grid_thw") and self.tables is not None:
+                given[name] = torch.cat(values)
+                tables, segments = self.tables.of(given[name], device)
+                given.update(tables)
+            elif name in known:
+                moved = [x.to(device, self.dtype if x.is_floating_point() else x.dtype) for x in values]
+                given[name] = moved[0] if len(moved) == 1 else torch.cat(moved)
+        return given, segments
 
     def inputs(self, plan: WirePlan, input_ids: torch.Tensor) -> VisionInputs:
         """Encode the step's pictures that are not kept, and return the arguments of the model's forward.

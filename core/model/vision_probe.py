@@ -16,6 +16,7 @@ import torch
 from graftlm.core.chat.messages import ImagePart, Message, TextPart
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
+from graftlm.core.execution.grid_tables import GridTables
 from graftlm.core.execution.media_rows import MediaRows
 from graftlm.core.execution.packed_attention import attention_by
 from graftlm.core.execution.vision import MOST_NUMBERS, Vision
@@ -33,6 +34,9 @@ _SIZES = ((80, 60), (60, 112))
 
 _ROUNDINGS = 2.0
 """Error that is accepted, in differences between two of the model's own attention implementations."""
+
+_TABLES_LIMIT = 1e-2
+"""Error of embeddings with tables that the host computed, in half precision."""
 
 _LARGEST_LIMIT = 0.2
 """A wrong position or embedding changes logits by more, whatever the rounding."""
@@ -96,13 +100,16 @@ def add_vision(
         loaded.vision = None
         loaded.no_pictures = f"{loaded.name} reads no pictures here: {difference}"
         return
+    _try_tables(loaded.vision, reference, loaded.dtype)
     loaded.vision.batches = not config.strict and _batches_agree(loaded, reference)
     assert loaded.tokenizer is not None and loaded.tokenizer.media is not None
     loaded.tokenizer.media.computes_in(loaded.vision.dtype)
     loaded.vision.forget()
     if loaded.device.type == "cuda":
         try:
-            loaded.vision.work_bytes = _work_bytes(loaded.vision, loaded.tokenizer.media.largest())
+            largest = loaded.tokenizer.media.largest()
+            loaded.vision.work_bytes = _work_bytes(loaded.vision, largest)
+            loaded.vision.most_numbers = max(MOST_NUMBERS, loaded.vision.size_of(largest))
         except torch.OutOfMemoryError:
             loaded.vision = None
             loaded.no_pictures = (
@@ -125,6 +132,22 @@ def _work_bytes(vision: Vision, largest: MediaItem) -> int:
         vision.encode([largest])
     peak = torch.cuda.max_memory_allocated(device) - before
     return int(peak * max(1.0, MOST_NUMBERS / vision.size_of(largest)))
+
+
+def _try_tables(vision: Vision, reference: PictureReference, dtype: torch.dtype) -> None:
+    """Give the encoder tables of grids, unless its embeddings differ with them."""
+    items = [prompt.spans[0].values.item for prompt in reference.prompts]
+    with torch.inference_mode():
+        own = [vision.encode([item])[0].layers for item in items]
+        vision.tables = GridTables(vision.model)
+        try:
+            found = [vision.encode([item])[0].layers for item in items]
+        except Exception:  # encoders raise any error for arguments that they do not take
+            vision.tables = None
+            return
+    pairs = (pair for both in zip(own, found, strict=True) for pair in zip(*both, strict=True))
+    if max(relative_error(*pair) for pair in pairs) >= min(TOLERANCE.get(dtype, _TABLES_LIMIT), _TABLES_LIMIT):
+        vision.tables = None
 
 
 def _batches_agree(loaded: LoadedModel, reference: PictureReference) -> bool:
