@@ -90,6 +90,14 @@ class PromptInput:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def model_ids(self) -> NDArray[np.int32]:
+        """The ids as the model's own processor gives them: within spans the placeholder."""
+        ids = self.ids.copy()
+        for span in self.spans:
+            ids[span.start : span.stop] = span.values.item.placeholder
+        return ids
+
     def extended(self, ids: Sequence[int]) -> PromptInput:
         """Return this prompt followed by text tokens."""
         if not len(ids):

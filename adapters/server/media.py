@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.adapters.server.http.errors import ApiError
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, VideoPart, to_messages
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, shortened
 from graftlm.core.grammar.masks.workers import lower_priority
 from graftlm.core.media.access import MediaAccess
 from graftlm.core.media.loading import MediaLimits, is_url
@@ -41,6 +41,28 @@ def holds_media(messages: Sequence[Any]) -> bool:
 
 
 _TEXT = frozenset(("text", "input_text", "output_text", "refusal"))
+
+
+def frames_of_videos(media_io_kwargs: Mapping[str, Any] | None) -> int | None:
+    """Return the frames of each video, in vLLM's form. Raises ConfigError for other options of videos."""
+    given = dict(media_io_kwargs or {})
+    video = given.pop("video", None) or {}
+    if other := [*given, *(f"video.{name}" for name in video if name != "num_frames")]:
+        raise ConfigError(f"media_io_kwargs.{other[0]} is unknown here; known: video.num_frames")
+    count = video.get("num_frames")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ConfigError(f"media_io_kwargs.video.num_frames is {count!r}; give a whole number above 0")
+    return count
+
+
+def check_picture_options(runtime: Runtime, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that the model's image processor does not take, with pictures or without."""
+    media = runtime.tokenizer.media if runtime.endpoint is None else None
+    if media is None:
+        name = next(iter(given))
+        where = f"{runtime.model_name} reads text only" if runtime.endpoint is None else "the model is at an endpoint"
+        raise ConfigError(f"mm_processor_kwargs.{name} is {shortened(given[name])}, and {where}; leave it out")
+    media.hf.options.of_request(given)
 
 
 class Media:

@@ -13,6 +13,7 @@ from graftlm.adapters.server.endpoints.body import Body, limit
 from graftlm.adapters.server.endpoints.prompt_fields import PromptScore, needs_prompt_ids
 from graftlm.adapters.server.http.responses import OpenAIStream
 from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
+from graftlm.adapters.server.media import check_picture_options, frames_of_videos
 from graftlm.adapters.server.settings import Limits
 from graftlm.core.call_options import with_thinking
 from graftlm.core.chat.messages import to_messages
@@ -21,7 +22,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tool_parser import AnswerReader, ToolDelta, parse_completion
 from graftlm.core.chat.tools import Tool, named_apart
-from graftlm.core.errors import ConfigError, shortened
+from graftlm.core.errors import ConfigError
 from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
@@ -65,15 +66,7 @@ class ChatBody(Body):
 
     @property
     def frames_of_videos(self) -> int | None:
-        """The frames of each video, in vLLM's form. Raises ConfigError for other options of videos."""
-        given = dict(self.media_io_kwargs or {})
-        video = given.pop("video", None) or {}
-        if other := [*given, *(f"video.{name}" for name in video if name != "num_frames")]:
-            raise ConfigError(f"media_io_kwargs.{other[0]} is unknown here; known: video.num_frames")
-        count = video.get("num_frames")
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ConfigError(f"media_io_kwargs.video.num_frames is {count!r}; give a whole number above 0")
-        return count
+        return frames_of_videos(self.media_io_kwargs)
 
     def check(self, limits: Limits) -> None:
         self.frames_of_videos  # noqa: B018  (checked without videos as well)
@@ -118,7 +111,7 @@ class ChatBody(Body):
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit not in (None, -1)]
         most = min(limits, default=None)
         if self.mm_processor_kwargs:
-            _check_picture_options(runtime, self.mm_processor_kwargs)
+            check_picture_options(runtime, self.mm_processor_kwargs)
         messages: list[Any] = to_messages(self.messages)
         constraint, listed = self.constraint(), None
         if self.tools or any(m.tool_calls or m.role == "tool" for m in messages):
@@ -161,16 +154,6 @@ class ChatBody(Body):
         )
         checks = isinstance(composite := given.get("constraint"), Composite) and composite.check is not None
         return {**given, "on_unsupported": "check"} if checks else given
-
-
-def _check_picture_options(runtime: Runtime, given: dict[str, Any]) -> None:
-    """Raise ConfigError for options that the model's image processor does not take, with pictures or without."""
-    media = runtime.tokenizer.media if runtime.endpoint is None else None
-    if media is None:
-        name = next(iter(given))
-        where = f"{runtime.model_name} reads text only" if runtime.endpoint is None else "the model is at an endpoint"
-        raise ConfigError(f"mm_processor_kwargs.{name} is {shortened(given[name])}, and {where}; leave it out")
-    media.hf.options.of_request(given)
 
 
 _OF_THE_RENDERER = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +14,7 @@ from starlette.routing import Route
 from graftlm.adapters.server.endpoints.body import limit
 from graftlm.adapters.server.endpoints.completions import token_text
 from graftlm.adapters.server.http.errors import api_error, field_names
-from graftlm.adapters.server.media import holds_media
+from graftlm.adapters.server.media import check_picture_options, frames_of_videos, holds_media
 from graftlm.core.errors import ConfigError, GraftError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ MAX_TOKENS = 1 << 17
 
 
 class TokenizeBody(BaseModel):
-    """A text, or messages to render with the chat template."""
+    """A text, or messages to render with the chat template, of which some hold pictures."""
 
     model_config = ConfigDict(extra="forbid")
     TEXT_LIMITS: ClassVar = {"prompt": "tokenize_chars"}
@@ -37,6 +38,8 @@ class TokenizeBody(BaseModel):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
     def ids(self, server: Server) -> list[int]:
         runtime = server.runtime
@@ -50,9 +53,14 @@ class TokenizeBody(BaseModel):
                 raise given
             found: list[int] = (tokenizer.with_bos(given) if self.add_special_tokens else given).tolist()
             return found
-        messages = server.media.read(self.messages or []) if holds_media(self.messages or []) else self.messages or []
+        num_frames, options = frames_of_videos(self.media_io_kwargs), self.mm_processor_kwargs
+        if options:
+            check_picture_options(runtime, options)
+        messages: Sequence[Any] = self.messages or []
+        if holds_media(messages):
+            messages = server.media.read(messages, num_frames, options)
         encoded = runtime.processor.encode(messages, self.tools, add_generation_prompt=self.add_generation_prompt)
-        ids: list[int] = encoded.ids.tolist()
+        ids: list[int] = encoded.model_ids.tolist()
         return ids
 
 

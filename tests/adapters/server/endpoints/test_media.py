@@ -57,6 +57,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {**body_of(CHAT, "hi"), "media_io_kwargs": {"video": {"fps": 2}}}, "known: video.num_frames"),
     ("/tokenize", body_of("/tokenize", picture("/etc/passwd")), "this server reads no files"),
     (
+        "/tokenize",
+        {**body_of("/tokenize", "hi"), "mm_processor_kwargs": {"max_pixels": 9}},
+        "mm_processor_kwargs.max_pixels is 9, and sprout reads text only",
+    ),
+    (
+        "/tokenize",
+        {**body_of("/tokenize", "hi"), "media_io_kwargs": {"video": {"fps": 2}}},
+        "known: video.num_frames",
+    ),
+    (
         RESPONSES,
         body_of(RESPONSES, [{"type": "input_image", "image_url": "/etc/passwd", "detail": "low"}]),
         "this server reads no files",
@@ -180,6 +190,12 @@ async def test_a_vision_model_answers_in_every_dialect(seeing: gl.Runtime) -> No
         counted = await ask(f"{MESSAGES}/count_tokens", body_of("count", content))
         tokens = await ask("/tokenize", body_of("/tokenize", picture(URL)[::-1]))
         assert counted["input_tokens"] == tokens["count"] == num
+        placeholder = seeing.tokenizer.media.placeholders["image"]
+        assert tokens["tokens"].count(placeholder) > 3 and min(tokens["tokens"]) >= 0
+        enlarged = {**body_of("/tokenize", picture(URL)), "mm_processor_kwargs": {"min_pixels": 19_600}}
+        more = await ask("/tokenize", {**enlarged, "return_token_strs": True})
+        assert more["count"] == (await ask(CHAT, larger))["usage"]["prompt_tokens"] > num + 10
+        assert "<|image_pad|>" in more["token_strs"]
         ollama = {"messages": [{"role": "user", "content": "see", "images": [TEXT]}], "stream": False}
         assert (await ask("/api/chat", ollama))["prompt_eval_count"] == num
         assert server.media.num_held < 1 << 20
