@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from graftlm.core.fusion.layer_parts import activation_of
 from graftlm.core.fusion.linears import Fusions
-from graftlm.core.fusion.rotary_patch import EncoderRotaryPatch
+from graftlm.core.fusion.rotary import EncoderRotaryPatch
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate_all
 from graftlm.kernels.linear_dispatch import AllClose

@@ -23,8 +23,7 @@ from graftlm.core.fusion.gpu_layers import fuse_layers
 from graftlm.core.fusion.layer_parts import Product, Recognised, activation_of, allclose
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
-from graftlm.core.fusion.rotary_patch import RotaryPatch
-from graftlm.core.fusion.rotary_tables import fuse_rotary_tables
+from graftlm.core.fusion.rotary import RotaryPatch, fuse_rotary_tables
 from graftlm.core.state_layers.state_layers import FAMILIES
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight import Bits12Weight

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from graftlm.core.fusion.rotary_patch import RotaryPatch
+from graftlm.core.fusion.rotary import RotaryPatch
 
 
 def original(q: Any, k: Any, cos: Any, sin: Any, *rest: Any) -> str:

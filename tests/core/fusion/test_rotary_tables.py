@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from graftlm.core.fusion.linears import Fusions
-from graftlm.core.fusion.rotary_tables import fuse_rotary_tables
+from graftlm.core.fusion.rotary import fuse_rotary_tables
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LLAMA3 = {
