@@ -8,6 +8,7 @@ it, which the other engine allows, leads away from all of them.
 from __future__ import annotations
 
 import json
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 VALUE, STRING, ESCAPE, SCALAR, AFTER, KEY, KEY_STRING, KEY_ESCAPE, COLON = range(9)
 _MAX_ROWS = 256
 _MAX_NAMES = 1_000
+_ENDINGS_S = 1.0
+"""Processor time in which one sequence searches endings without an equal item: each item may need a search."""
 _BLANKS, _ENDS = b" \t\r\n", b",:]} \t\r\n"
 
 
@@ -283,7 +286,7 @@ class UniqueGrammar:
 class UniqueMatcher:
     """One sequence: see `graftlm.core.grammar.matcher.Matcher`."""
 
-    __slots__ = ("_base", "_cursor", "_ending", "_grammar", "_history")
+    __slots__ = ("_base", "_cursor", "_ending", "_grammar", "_history", "_known", "_spent_s")
 
     def __init__(self, grammar: UniqueGrammar, base: Matcher, cursor: Cursor) -> None:
         self._grammar = grammar
@@ -291,6 +294,8 @@ class UniqueMatcher:
         self._cursor = cursor
         self._history: list[Cursor] = []
         self._ending: list[int] | None = None
+        self._known: tuple[int, list[int]] = (-1, [])  # tokens before this one, and the ending that was found there
+        self._spent_s = 0.0
 
     def fill_mask(self, row: MaskRow) -> bool:
         if not self._base.fill_mask(row):
@@ -412,6 +417,8 @@ class UniqueMatcher:
             if after is None or data and not self._is_fresh(after):
                 self._base.rollback(1)
                 return num_consumed
+            if self._ending is not None:
+                self._known = (len(self._history), self._ending)
             self._history.append(self._cursor)
             self._cursor, self._ending = after, None
         return len(token_ids)
@@ -419,12 +426,15 @@ class UniqueMatcher:
     def rollback(self, num_tokens: int) -> None:
         self._base.rollback(num_tokens)
         if num_tokens:
-            self._cursor, self._ending = self._history[-num_tokens], None
+            self._cursor = self._history[-num_tokens]
             del self._history[-num_tokens:]
+            num_known, ending = self._known
+            self._ending = ending if num_known == len(self._history) else None
 
     def fork(self) -> UniqueMatcher:
         twin = UniqueMatcher(self._grammar, self._base.fork(), self._cursor)
         twin._history, twin._ending = self._history.copy(), self._ending
+        twin._known, twin._spent_s = self._known, self._spent_s
         return twin
 
     def forced(self, context: Sequence[int]) -> list[int]:
@@ -443,21 +453,31 @@ class UniqueMatcher:
     def ending(self, context: Sequence[int]) -> list[int]:
         """Return the tokens of the other engine's ending, with bytes in between where it would repeat an item.
 
-        [] where the other engine finds none.
+        [] where the other engine finds none, or the searches for one have taken _ENDINGS_S.
         """
         if self._ending is None:
             base = self._base.ending(context)
             data = self._grammar.vocabulary.decode(base)
             is_usual = self.accepting or self._cursor.step(data) is not None
-            self._ending = base if is_usual else self._grammar.vocabulary.encode(self.fork()._unequal_ending())
+            self._ending = base if is_usual else self._grammar.vocabulary.encode(self._search())
         return list(self._ending)
 
-    def _unequal_ending(self) -> bytes:
-        """Return bytes to an accepting state, and go there; none where the other engine finds no ending."""
+    def _search(self) -> bytes:
+        began_s = time.thread_time()
+        try:
+            return self.fork()._unequal_ending(began_s + _ENDINGS_S - self._spent_s)
+        finally:
+            self._spent_s += time.thread_time() - began_s
+
+    def _unequal_ending(self, until_s: float) -> bytes:
+        """Return bytes to an accepting state, and go there; none where the other engine finds no ending.
+
+        until_s  processor time of this thread after which none is found
+        """
         grammar, names = self._grammar, count()
         data = b""
         while not self.accepting:
-            rest = grammar.vocabulary.decode(self._base.ending(()))
+            rest = b"" if time.thread_time() >= until_s else grammar.vocabulary.decode(self._base.ending(()))
             if not rest:
                 return b""
             taken = self._step_bytes(rest)

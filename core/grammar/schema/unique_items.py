@@ -316,7 +316,8 @@ class OneSpelling:
             if is_endless and (first not in self.by_value or kind == "array" or until == self.until):
                 self.by_value += first
                 self.until = until if kind == "object" else self.until
-                yield (Array() if kind == "array" else Object()) if narrowed == ANYTHING else narrowed
+                whole = Array() if kind == "array" else Object()  # what is not one shape of a kind may be of another
+                yield narrowed if isinstance(narrowed, type(whole)) else both(whole, narrowed)
             elif self._flexible or cases is None or kind == "object" and not _in_one_order(cases):
                 yield None
             else:

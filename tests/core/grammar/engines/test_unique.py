@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from graftlm import Grammar, JsonSchema, Vocabulary
-from graftlm.core.grammar.matcher import Matcher
+from graftlm.core.grammar.engines import unique
+from graftlm.core.grammar.matcher import NO_ENDING, Matcher
 from tests.grammars import BYTES, allows, compact, compiled
 
 UNIQUE: dict[str, Any] = {"type": "array", "uniqueItems": True}
@@ -161,6 +162,18 @@ def test_texts_are_valid_and_end_wherever_they_are(schema: dict[str, Any], stric
     for _ in range(10):
         text = write_at_random(grammar, rng)
         Draft202012Validator(schema).validate(json.loads(text))
+
+
+def test_searches_of_endings_take_bounded_time_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 3}
+    matcher = compiled(schema).matcher()
+    usual = matcher.ending(())
+    assert json.loads(BYTES.decode(usual)) and matcher.min_tokens_to_accept() == len(usual)
+    monkeypatch.setattr(unique, "_ENDINGS_S", 0.0)  # is spent
+    assert matcher.advance(list(b'["')) == 2
+    assert matcher.min_tokens_to_accept() == NO_ENDING
+    matcher.rollback(2)
+    assert matcher.ending(()) == usual
 
 
 def test_steps_can_be_undone_and_forks_are_apart() -> None:

@@ -115,6 +115,12 @@ def test_items_that_an_alternative_excludes_are_written_in_one_spelling() -> Non
     assert allows(grammar, b'{"k":[1,null]}') and not allows(grammar, b'{"k":[1.0,null,1]}')
 
 
+def test_items_that_must_lack_a_name_are_objects() -> None:
+    schema = {**UNIQUE, "items": {"not": {"required": ["c"]}}, "minItems": 1}
+    assert admits(schema, [{}, {"d": 1}])
+    assert not admits(schema, ["x"]) and not admits(schema, [{"c": 1}])
+
+
 def test_open_objects_that_must_lack_a_name_differ_by_another_member() -> None:
     item = {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}
     schema = {**UNIQUE, "items": item}
