@@ -16,6 +16,7 @@ from graftlm.core.metrics import Counters, Stats
 from graftlm.core.request import Completion, Request, Submission
 from graftlm.core.sampling.step_sampler import StepSampler
 from graftlm.core.scheduling.admission import Limits
+from graftlm.core.scheduling.module_requests import ModuleRequests
 from graftlm.core.scheduling.output_writer import OutputWriter
 from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import Scheduler
@@ -68,12 +69,14 @@ class LocalEngine:
                 self.cache.num_slots,
                 extensible=config.max_model_len is not None,
                 no_pictures=spec.no_pictures,
+                no_modules=spec.no_modules,
             ),
             self.drafter,
             seed=config.seed,
             wake=wake,
             finished=finished,
         )
+        self.modules = ModuleRequests(self.requests, self.cache)
         self.ahead = None if spec.steps is None else StepsAhead(spec.steps, self.scheduler, ends, self.prices)
         self.waits_for_device = spec.device_sampler is not None
         self.device_wait: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it does
@@ -99,7 +102,8 @@ class LocalEngine:
     def add(self, submissions: Seq[Submission]) -> None:
         """Queue requests; one that can never run is refused to its listener."""
         for submission in submissions:
-            self.requests.add(submission)
+            of_modules = submission.prompt is not None and submission.prompt.modules
+            (self.modules if of_modules else self.requests).add(submission)
 
     def step(self) -> bool:
         """Run one step, or several at once; False if nothing could run."""

@@ -77,6 +77,7 @@ class RunnerSpec:
     host_tier       host memory for evicted KV; None without
     vision          the model's encoder of pictures; None for a model without
     no_pictures     the reason for which prompts with pictures are refused; None where they are read
+    no_modules      the reason for which prompts with modules are refused; None where they are taken
     folder          files of KV behind it; None without
     """
 
@@ -102,6 +103,7 @@ class RunnerSpec:
     host_tier: HostTier | None = None
     vision: Vision | None = None
     no_pictures: str | None = None
+    no_modules: str | None = None
     folder: BlockFolder | None = None
 
 
@@ -134,6 +136,7 @@ def build_local(
             if keeps and isinstance(model, str):
                 identity = weights_identity(model)  # its files may have been downloaded
             spec = build_runner(loaded, config, registry.attention, identity=identity)
+            spec = replace(spec, no_modules=_no_modules(loaded, config))
         if crew is not None:
             spec = crew.over(spec)
     except BaseException:
@@ -239,6 +242,24 @@ def build_runner(
         host_tier=host,
         folder=folder_tier(config, loaded, attention, host, identity),
     )
+
+
+def _no_modules(loaded: LoadedModel, config: EngineConfig) -> str | None:
+    """Why this model cannot attend to modules in any order; None if it can."""
+    windows = [layer.window for layer in loaded.layers if layer.window is not None]
+    if loaded.lane != "paged":
+        why = f"it runs alone, where positions cannot be set: {loaded.lane_reason}"
+    elif loaded.states is not None:
+        why = "it has layers whose state depends on the order of all tokens"
+    elif windows and min(windows) < loaded.max_model_len:
+        why = f"it has layers that see {min(windows):,} tokens only, so the order matters; lower max_model_len to that"
+    elif config.strict:
+        why = "strict=True promises the answers of the whole prompt, which modules change; leave it out"
+    elif not config.cache.enabled or config.cache.page_size > 1:
+        why = "their KV is kept in the prefix cache; use CacheConfig(enabled=True, page_size=1)"
+    else:
+        return None
+    return f"{loaded.name} takes no prompts of gl.module: {why}"
 
 
 def _agreed(ranks: Ranks, loaded: LoadedModel, kv: str, num_slots: int, num_states: int) -> tuple[int, int]:

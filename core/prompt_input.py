@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -45,7 +45,7 @@ BothWays = Literal["", "all", "windowed"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Layout:
-    """Positions and attention of a prompt with spans, where they are not those of text.
+    """Positions and attention of a prompt with spans or modules, where they are not those of text.
 
     positions  int64 [3, num_tokens]: time, height and width of a multimodal rotary embedding; None: 0, 1, 2, ...
                A prompt that was cut or extended has fewer or more tokens.
@@ -72,6 +72,7 @@ class PromptInput:
     ids     int32 [num_tokens]; negative within spans
     spans   in the order of their positions; none in a prompt of text
     layout  None for the positions and the attention of text
+    modules  the number of tokens of each module that the prompt begins with (`composed`); none in other prompts
 
     Raises ConfigError unless the ids of each span are those derived from its digest.
     """
@@ -79,6 +80,7 @@ class PromptInput:
     ids: NDArray[np.int32]
     spans: tuple[Span, ...] = ()
     layout: Layout | None = None
+    modules: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for span in self.spans:
@@ -86,6 +88,25 @@ class PromptInput:
                 raise ConfigError(
                     f"the prompt's ids {span.start} to {span.stop} are not those of the span there; take Span.ids"
                 )
+
+    @classmethod
+    def composed(cls, modules: Sequence[NDArray[np.int32]], rest: NDArray[np.int32]) -> PromptInput:
+        """Return a prompt of modules, and text that attends to all of them.
+
+        The KV of a module is that of a prompt of the module alone, from position 0 on, wherever it stands. The rest
+        begins at the position after the longest module. Raises ConfigError if there is no module, or no text after.
+        """
+        sizes = tuple(map(len, modules))
+        if not sizes or not all(sizes) or not len(rest):
+            raise ConfigError(f"a prompt of modules of {sizes} tokens and {len(rest)} others; each needs at least one")
+        ids = np.concatenate([*modules, rest]).astype(np.int32, copy=False)
+        return cls(ids, layout=Layout(delta=max(sizes) - sum(sizes)), modules=sizes)
+
+    @property
+    def of_modules(self) -> list[NDArray[np.int32]]:
+        """The ids of each module."""
+        stops = np.cumsum(self.modules)
+        return [self.ids[stop - size : stop] for stop, size in zip(stops, self.modules, strict=True)]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -102,8 +123,8 @@ class PromptInput:
         """Return this prompt followed by text tokens."""
         if not len(ids):
             return self
-        return PromptInput(np.concatenate([self.ids, np.asarray(ids, np.int32)]), self.spans, self.layout)
+        return replace(self, ids=np.concatenate([self.ids, np.asarray(ids, np.int32)]))
 
     def without_last(self) -> PromptInput:
         """Return this prompt without its last token, which belongs to no span."""
-        return PromptInput(self.ids[:-1], self.spans, self.layout)
+        return replace(self, ids=self.ids[:-1])

@@ -217,6 +217,25 @@ class Listener(Protocol):
     def on_error(self, error: BaseException) -> None: ...
 
 
+class EndListener:
+    """A listener that also reports the end of its request."""
+
+    def __init__(self, listener: Listener, ended: Callable[[], None]) -> None:
+        self._listener = listener
+        self._ended = ended
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        self._listener.on_chunk(chunk)
+
+    def on_finish(self, completion: Completion) -> None:
+        self._ended()
+        self._listener.on_finish(completion)
+
+    def on_error(self, error: BaseException) -> None:
+        self._ended()
+        self._listener.on_error(error)
+
+
 @dataclass(eq=False)
 class Request:
     """One call: a prompt and how to decode it.

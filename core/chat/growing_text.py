@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graftlm.core.errors import ConfigError
 from graftlm.core.prompt_input import PromptInput, Span
 from graftlm.core.text.detokenizer import MAX_UNFINISHED, unfinished_bytes
 from graftlm.core.text.processor import TextProcessor
@@ -26,6 +27,8 @@ class GrowingText:
     token ids are kept as they were sampled, so that the prefix cache finds their KV again. Where a limit ended them
     inside a character, the text holds whole characters only: a generation that follows goes on from the ids, and
     constant text takes the place of the unfinished character.
+
+    Modules are tokenised one by one; so is the text before the first of them, which is a module as well.
     """
 
     def __init__(self) -> None:
@@ -34,6 +37,9 @@ class GrowingText:
         self._pending = ""
         self._parts: tuple[ImagePart | VideoPart, ...] = ()  # whose markers `_pending` holds, in order
         self._spans: tuple[Span, ...] = ()  # of `_ids`
+        self._wrote = False  # whether the model wrote a part of the text
+        self._modules: tuple[tuple[str, str], ...] = ()  # names and texts at the beginning of the text
+        self._sizes: tuple[int, ...] = ()  # tokens of each, once they are in `_ids`
 
     def copy(self) -> GrowingText:
         return copy(self)
@@ -43,12 +49,30 @@ class GrowingText:
         self.text += text
         self._pending += text
 
+    def write_module(self, name: str, text: str) -> None:
+        """Append a module. Raises ConfigError unless it comes first, after others, or after constant text alone."""
+        if self._wrote or self._spans or self._parts:
+            raise ConfigError(f"module {name!r} stands after what the model wrote, or a picture; put it before")
+        if self._modules and (self._pending or len(self._ids) > sum(self._sizes)):
+            before = self._modules[-1][0]
+            raise ConfigError(
+                f"text stands between modules {before!r} and {name!r}; put it into one of them, or after the last one"
+            )
+        if any(name == other for other, _ in self._modules):
+            raise ConfigError(f"module {name!r} stands in the prompt twice; give each module a name of its own")
+        if not self._modules and self.text:
+            self._modules = (("", self.text),)
+        self._ids, self._pending, self._sizes = np.zeros(0, dtype=np.int32), "", ()
+        self._modules += ((name, text),)
+        self.text += text
+
     def expect_media(self, part: ImagePart | VideoPart) -> None:
         """Announce a picture or a video; the text that the chat template writes for it follows as constant text."""
         self._parts += (part,)
 
     def write_generated(self, tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> None:
         """Append an output that the model generated after `tokens()`."""
+        self._wrote = True
         kept, self._pending = align(tokenizer, token_ids, text, self._ids[-MAX_UNFINISHED:].tolist())
         self._extend(kept)
         self.text += text
@@ -56,6 +80,7 @@ class GrowingText:
     def write_scored(self, text: str, all_ids: NDArray[np.int32]) -> None:
         """Append a text that was scored as the end of `all_ids`."""
         self.text += text
+        self._wrote = True
         self._ids = all_ids
 
     def tokens(self, tokenizer: Tokenizer, *, whole: bool = False) -> NDArray[np.int32]:
@@ -63,6 +88,8 @@ class GrowingText:
 
         whole  drop the ids of an unfinished character at the end
         """
+        if self._modules and not self._sizes:
+            self._put_modules(tokenizer)
         if (whole or self._pending) and len(self._ids):
             self._drop_unfinished(tokenizer)
         if not self._pending and len(self._ids):
@@ -81,7 +108,24 @@ class GrowingText:
     def prompt_input(self, tokenizer: Tokenizer, *, whole: bool = False) -> PromptInput:
         """Return the prompt of the whole text, with its pictures. The arguments are those of `tokens`."""
         ids = self.tokens(tokenizer, whole=whole)
+        if self._sizes:
+            return self._composed(ids)
         return PromptInput(ids) if tokenizer.media is None else tokenizer.media.prompt(ids, self._spans)
+
+    def _put_modules(self, tokenizer: Tokenizer) -> None:
+        """Tokenise the modules, each as a text of its own."""
+        found = [TextProcessor(tokenizer).encode(text).ids for _, text in self._modules]
+        self._sizes, self._ids = tuple(map(len, found)), np.concatenate(found)
+
+    def _composed(self, ids: NDArray[np.int32]) -> PromptInput:
+        """Return the prompt of the modules and the text after them. Raises ConfigError if there is none."""
+        last = self._modules[-1][0]
+        if self._spans:
+            raise ConfigError(f"a picture stands in a prompt with module {last!r}; write its text without gl.module")
+        *stops, end = np.cumsum(self._sizes)
+        if len(ids) <= end:
+            raise ConfigError(f"the model was called right after module {last!r}; append text after it")
+        return PromptInput.composed(np.split(ids[:end], stops), ids[end:])
 
     def _put_media(self, tokenizer: Tokenizer) -> None:
         """Tokenise constant text with pictures. Raises ConfigError for one that cannot be read."""

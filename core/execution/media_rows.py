@@ -1,4 +1,4 @@
-"""MediaRows: the part of a step's plan that belongs to pictures: embeddings, grid positions, and who sees whom."""
+"""MediaRows: what a step's plan has beside text: embeddings of pictures, positions of their own, who sees whom."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACEHOLDER = 0
 
 
 class MediaRows:
-    """Collects the rows of prompts with pictures while a step is laid out."""
+    """Collects the rows of prompts with pictures or modules while a step is laid out."""
 
     def __init__(self) -> None:
         self._embedded: list[EmbeddedRows] = []

@@ -161,7 +161,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         rows.append(PlanRow(sequence, 1, past, held))
         known = past < len(sequence.tokens)
         token_id, position = sequence.tokens[past] if known else 0, past
-        if sequence.prompt.spans:
+        if sequence.prompt.layout is not None or sequence.prompt.spans:
             media = media or MediaRows()
             token_id, position = media.add_one(sequence.prompt, token_id, past, start)
         ids.append(token_id)
@@ -182,7 +182,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         within = stop <= len(prompt) and not item.drafts
         new = prompt[past:stop] if within else np.array([*sequence.tokens[past:stop], *item.drafts], np.int64)
         places = np.arange(past, stop)
-        if sequence.prompt.spans:
+        if sequence.prompt.layout is not None or sequence.prompt.spans:
             media = media or MediaRows()
             new, places = media.add(sequence.prompt, new, past, start)
         pieces.append((new, places, slots_of(held.extents, past, stop)))

@@ -12,6 +12,7 @@ import numpy as np
 from graftlm.core.config import CacheConfig
 from graftlm.core.errors import EngineError
 from graftlm.core.kv.pages import PagePool
+from graftlm.core.kv.prompt_modules import PromptModules
 from graftlm.core.kv.radix import Node, Peek, RadixTree, eviction_key
 from graftlm.core.kv.states import MOVING, StateSlots
 from graftlm.core.kv.waits import Waits
@@ -85,6 +86,7 @@ class PrefixCache:
         self.states = StateSlots(num_states, self._pinned) if num_states else None
         forget = self.states.forget if self.states is not None else _keep_nothing
         self.tree = RadixTree(page_size=config.page_size, key=eviction_key(config), forget=forget)
+        self.modules = PromptModules(self.tree)
         self.enabled = config.enabled and lane is None
         self.lane = lane
         self._publishes = config.enabled
@@ -109,6 +111,8 @@ class PrefixCache:
         """Where the cached prefix of `sequence` ends; the token whose logits are wanted is never part of it."""
         limit = sequence.first_logit if self.enabled else 0
         namespace = sequence.request.namespace
+        if sequence.prompt.modules:
+            return Peek(self.tree.root(namespace), sum(sequence.prompt.modules), None, 0)
         found = _peek(self.tree, sequence.ids[:limit], namespace, self.states is not None)
         certain = _certain(sequence, found.length)
         if certain == found.length:
@@ -124,6 +128,9 @@ class PrefixCache:
         if not self.enabled:
             self._start_state(sequence, None)
             return 0
+        if sequence.prompt.modules:
+            sequence.kv.shared, sequence.kv.num_shared = self.modules.extents(sequence), sum(sequence.prompt.modules)
+            return sequence.kv.num_shared
         limit = self.peek(sequence).length if sequence.prompt.spans else first_logit
         match = self.tree.match(ids[:limit], namespace, with_state=self.states is not None)
         if self.waits:
@@ -138,7 +145,7 @@ class PrefixCache:
 
     def miss(self, sequence: Sequence, peek: Peek) -> PrefixMiss | None:
         """Report where the prompt leaves the cache, and what is there; None on a full hit. Call before `start`."""
-        if not self.enabled or peek.length == sequence.first_logit:
+        if not self.enabled or peek.length == sequence.first_logit or sequence.prompt.modules:
             return None
         num_cached = peek.length
         if self.states is not None:
@@ -183,7 +190,7 @@ class PrefixCache:
             return
         known = min(num_computed, sequence.num_tokens)  # the tree's keys are ids, and later ones are not known
         length = known - known % self.tree.page_size
-        if not self.enabled or length <= kv.num_shared:
+        if not self.enabled or length <= kv.num_shared or sequence.prompt.modules:
             return
         slots, namespace = [*kv.shared, *kv.own], sequence.request.namespace
         inserted = self.tree.insert(sequence.ids[:length], slots, owned_from=kv.num_shared, namespace=namespace)

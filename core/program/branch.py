@@ -15,6 +15,7 @@ from graftlm.core.program.expression import (
     Gen,
     Hold,
     Image,
+    Module,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
@@ -201,6 +202,8 @@ class Branch:
         match part:
             case Text(text):
                 transcript.write(text)
+            case Module(name, text):
+                transcript.write_module(name, text)
             case Gen():
                 self._generate(part, variable, transcript)
             case Select():

@@ -34,6 +34,14 @@ class Part(Text):
 
 
 @dataclass(frozen=True)
+class Module(Expression):
+    """Constant text that attends to itself alone, computed once for all prompts that it stands in."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Joined(Expression):
     """Several expressions in sequence."""
 
@@ -213,6 +221,23 @@ def part(text: str) -> Part:
     if not isinstance(text, str):
         raise ConfigError(f"part is {text!r} ({type(text).__name__}); give text")
     return Part(text)
+
+
+def module(name: str, text: str) -> Module:
+    """Build a text whose KV is computed once, by itself, and attended to wherever it stands among other modules.
+
+    A prompt may begin with text; then come its modules, in any order, and text again. Each module sees only its own
+    tokens, so **answers differ** from those of the same text without modules; docs/scale.md measures by how much. At
+    an endpoint a module is text as any other.
+
+    name  of the module, in errors; each stands in a prompt once
+    Raises: ConfigError for a name or text that is empty.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"the name of a module is {name!r}; give non-empty text")
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"the text of module {name!r} is {text!r}; give non-empty text")
+    return Module(name, text)
 
 
 def system(content: Expression | str) -> Expression:

@@ -63,6 +63,19 @@ class Transcript:
                 return
         self._text.write(text)
 
+    def write_module(self, name: str, text: str) -> None:
+        """Append a module. Raises ConfigError where none can stand."""
+        if self._chat is not None and self._chat.open:
+            self._text.write(self._chat.gap())
+            self._chat.write(text)
+            if self._chat.held:
+                raise ConfigError(
+                    f"module {name!r} stands in a system turn, which the chat template of this model writes inside the "
+                    "next turn; put it into gl.user"
+                )
+        self.settle()
+        self._text.write_module(name, text)
+
     def write_media(self, part: ImagePart | VideoPart, model_name: str = "the model") -> None:
         """Append a picture or a video to the open turn of a user, or to a text without turns.
 

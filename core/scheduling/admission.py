@@ -15,6 +15,7 @@ class Limits(NamedTuple):
     num_embeddings  token ids that the model knows
     extensible      whether the context is shorter than the model's own, because an option set it
     no_pictures     the reason for which prompts with pictures are refused
+    no_modules      the reason for which prompts with modules are refused
     """
 
     max_model_len: int
@@ -22,6 +23,7 @@ class Limits(NamedTuple):
     num_slots: int
     extensible: bool = False
     no_pictures: str | None = None
+    no_modules: str | None = None
 
 
 def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
@@ -33,6 +35,8 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
     num_prompt = sequence.num_prompt_tokens
     if sequence.prompt.spans and limits.no_pictures is not None:
         raise ConfigError(limits.no_pictures)
+    if sequence.prompt.modules and limits.no_modules is not None:
+        raise ConfigError(limits.no_modules)
     scored = sequence.request.score_ids or [0]
     highest, lowest = int(max(sequence.prompt_ids.max(), *scored)), int(min(scored))
     if lowest < 0:

@@ -278,12 +278,12 @@ class RequestTracker:
 
     # -- they fail ---------------------------------------------------------------------------------------------
 
-    def cancel(self, submission_id: int) -> None:
-        """Drop a request and free its slots; unknown or finished ids are ignored."""
+    def cancel(self, submission_id: int, cause: BaseException | None = None) -> None:
+        """Drop a request and free its slots; unknown or finished ids are ignored. cause: None if its caller wants it"""
         group = self._groups.get(submission_id)
         if group is not None:
-            self.counters.cancelled += 1
-            self._end(group, RequestCancelled(f"request {group.request.id} was cancelled"))
+            self.counters.cancelled += cause is None
+            self._end(group, cause or RequestCancelled(f"request {group.request.id} was cancelled"))
 
     def expire(self) -> None:
         """End the requests whose deadline has passed."""

@@ -193,6 +193,8 @@ class Scheduler:
         for sequence, peek in self.order.of(self.waiting, self.running, self.clock(), part):
             if budget <= 0 or len(self.running) >= self.config.max_batch:
                 return
+            if sequence.prompt.modules and not self.cache.modules.ready(sequence):
+                continue
             if started or self.cache.tiers is not None:
                 peek = self.cache.peek(sequence)  # a start may have split, and a load evicted, nodes of the first look
             if self.checkpoints is not None:
@@ -200,11 +202,12 @@ class Scheduler:
                     continue
             elif leaders.precede(sequence, peek):
                 continue
-            tiers = self.cache.tiers
+            tiers = self.cache.tiers if not sequence.prompt.modules else None
             if tiers is not None and tiers.arriving(sequence):
                 headroom += tiers.missing(sequence) + min(GROWTH, max(sequence.remaining, 0))
                 continue
             if not self._fits(sequence, peek, headroom):
+                tiers = self.cache.tiers
                 if not self.running and not (tiers is not None and (tiers.busy or tiers.let_go())):
                     self._fail(sequence)
                     continue

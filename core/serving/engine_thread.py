@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Self
 from graftlm.core.errors import EngineError, GraftError, ModelError
 from graftlm.core.interpreter_exit import EXIT_WAIT_S, LOAD_WAIT_S, end_llvm, interrupt, keep_interrupt
 from graftlm.core.metrics import Stats
+from graftlm.core.request import EndListener
 from graftlm.core.serving.caller_waves import CallerWaves, WakeChain
 
 if TYPE_CHECKING:
     from graftlm.core.engine_protocol import Engine
     from graftlm.core.kv.waits import Waits
-    from graftlm.core.request import Chunk, Completion, Listener, Submission
+    from graftlm.core.request import Submission
 
 Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]
@@ -192,7 +193,7 @@ class EngineThread:
         works_elsewhere = engine is not None and getattr(engine, "any_thread", False)
         asks = len(submissions) == 1 and self.gathers and not works_elsewhere
         if asks:
-            submissions[0].listener = _Caller(submissions[0].listener, self._answered)
+            submissions[0].listener = EndListener(submissions[0].listener, self._answered)
 
         def run(engine: Engine) -> None:
             try:
@@ -412,25 +413,6 @@ def _release(engine: Any, number: int) -> None:
     waits = waits_of(engine)
     if waits is not None:
         waits.release(number)
-
-
-class _Caller:
-    """A listener that also reports the end of its request."""
-
-    def __init__(self, listener: Listener, ended: Callable[[], None]) -> None:
-        self._listener = listener
-        self._ended = ended
-
-    def on_chunk(self, chunk: Chunk) -> None:
-        self._listener.on_chunk(chunk)
-
-    def on_finish(self, completion: Completion) -> None:
-        self._ended()
-        self._listener.on_finish(completion)
-
-    def on_error(self, error: BaseException) -> None:
-        self._ended()
-        self._listener.on_error(error)
 
 
 def _interrupt(engine: Engine | None, wanted: bool) -> None:

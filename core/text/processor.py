@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -106,7 +107,7 @@ class TextProcessor:
         if isinstance(prompt, PromptInput):
             if prompt.spans and self.tokenizer.media is None:
                 raise ConfigError("the prompt has spans of other values than text, and this model reads text only")
-            return prompt if prompt.spans else PromptInput(_checked_ids(prompt.ids))
+            return prompt if prompt.spans else replace(prompt, ids=_checked_ids(prompt.ids))
         if not isinstance(prompt, Sequence | np.ndarray):
             raise ConfigError(
                 f"the prompt is a {type(prompt).__name__}; give text, a list of token ids or a list of messages"

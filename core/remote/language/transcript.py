@@ -32,6 +32,10 @@ class RemoteTranscript(Transcript):
         self._role: str | None = None
         self._media: tuple[tuple[int, dict[str, Any]], ...] = ()  # of the open turn, each with the text's length there
 
+    def write_module(self, name: str, text: str) -> None:
+        """Append the text of a module: an endpoint has no modules."""
+        self.write(text)
+
     def fork(self, num_copies: int) -> list[Transcript]:
         """Return copies that continue independently; a surplus passes to the copies that may use it."""
         self.settle()

@@ -49,8 +49,8 @@ class RemotePrompt:
                 raise ConfigError("the prompt is empty; give some text")
             return cls(text=prompt)
         if isinstance(prompt, PromptInput):
-            if prompt.spans:
-                raise ConfigError("the prompt has spans of other values than text, which no endpoint takes")
+            if prompt.spans or prompt.modules:
+                raise ConfigError("the prompt has other values than text, or modules, which no endpoint takes")
             prompt = prompt.ids
         if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
             raise ConfigError(f"prompt is a {type(prompt).__name__}; give text, token ids or a list of messages")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from graftlm.core.chat.growing_text import GrowingText, align
+from graftlm.core.errors import ConfigError
 from graftlm.core.text.batch_encoder import Block
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import BOS, IM_END, byte_tokenizer
@@ -112,3 +113,62 @@ def test_a_token_of_a_whole_and_an_unfinished_character_is_tokenised_again() -> 
     assert text.tokens(tokenizer).tolist() == [120, 97, token]
     text.write("c")
     assert text.tokens(tokenizer).tolist() == [120, 97, 98, 99]
+
+
+def with_modules(*names: str, before: str = "", after: str = "!") -> GrowingText:
+    text = GrowingText()
+    text.write(before)
+    for name in names:
+        text.write_module(name, name * 3)
+    text.write(after)
+    return text
+
+
+def test_modules_are_tokenised_one_by_one_and_text_before_them_is_one() -> None:
+    tokenizer = Tokenizer.from_hf(byte_tokenizer(add_bos=True))
+    prompt = with_modules("ab", "c", before="x", after="yz").prompt_input(tokenizer)
+    assert [ids.tolist() for ids in prompt.of_modules] == [[BOS, 120], [BOS, *b"ababab"], [BOS, *b"ccc"]]
+    assert prompt.ids[sum(prompt.modules) :].tolist() == [*b"yz"]
+    assert prompt.layout is not None
+    assert [prompt.layout.position(i) for i in (13, 14)] == [7, 8]
+
+
+def test_forks_of_a_text_with_modules_go_their_own_ways() -> None:
+    text = with_modules("a", "b", after="")
+    text.fix_all_but_last(TOKENIZER)
+    one, other = text.copy(), text.copy()
+    one.write("1")
+    other.write_module("c", "c")
+    other.write("2")
+    assert one.prompt_input(TOKENIZER).modules == (3, 3)
+    assert other.prompt_input(TOKENIZER).modules == (3, 3, 1)
+    head = GrowingText()
+    head.write("head ")
+    head.fix_all_but_last(TOKENIZER)  # as a fork does
+    head.write_module("a", "aa")
+    head.write("?")
+    assert [bytes(ids.tolist()) for ids in head.prompt_input(TOKENIZER).of_modules] == [b"head ", b"aa"]
+
+
+def test_what_is_written_after_modules_keeps_its_ids() -> None:
+    text = with_modules("a")
+    assert len(text.prompt_input(TOKENIZER)) == 4
+    text.write_generated(TOKENIZER, "é", [*"é".encode()])
+    text.write("z")
+    prompt = text.prompt_input(TOKENIZER)
+    assert (prompt.modules, prompt.ids[3:].tolist()) == ((3,), [*"!éz".encode()])
+
+
+def test_a_module_that_cannot_stand_where_it_is_written_is_named() -> None:
+    with pytest.raises(ConfigError, match="text stands between modules 'a' and 'b'"):
+        with_modules("a").write_module("b", "b")
+    with pytest.raises(ConfigError, match="'a' stands in the prompt twice"):
+        with_modules("a", "a")
+    with pytest.raises(ConfigError, match="right after module 'a'"):
+        with_modules("a", after="").prompt_input(TOKENIZER)
+    text = GrowingText()
+    text.write("x")
+    text.tokens(TOKENIZER)
+    text.write_generated(TOKENIZER, "y", [121])
+    with pytest.raises(ConfigError, match="'b' stands after what the model wrote"):
+        text.write_module("b", "b")

@@ -224,6 +224,42 @@ def test_an_image_is_refused_when_a_text_model_meets_it() -> None:
 # -- forks ---------------------------------------------------------------------------------------------------------
 
 
+def test_modules_stand_in_a_turn_and_in_branches() -> None:
+    def program(s: ProgramState) -> None:
+        with s.user():
+            s += gl.module("facts", " Facts. ") + gl.module("rules", "Rules.")
+            forks = s.fork(2)
+            forks[0] += "one?" + gl.gen("x")
+            forks[1] += gl.module("more", "More.") + "two?" + gl.gen("x")
+        forks.join()
+
+    backend = Scripted(count_up)
+    state = run(program, backend)
+    assert state["x"] == ["0", "0"]
+    prompts = [request.prompt for request in backend.requests]
+    modules = [[backend.tokenizer.decode(ids.tolist()) for ids in prompt.of_modules] for prompt in prompts]
+    header = "user\n"  # a module too, with its special token
+    assert sorted(modules) == [[header, " Facts. ", "Rules."], [header, " Facts. ", "Rules.", "More."]]
+    assert state.messages[0]["content"] == " Facts. Rules."
+
+
+@pytest.mark.parametrize(("name", "text"), [("", "x"), ("a", ""), (1, "x"), ("a", None)])
+def test_a_module_has_a_name_and_a_text(name: Any, text: Any) -> None:
+    with pytest.raises(ConfigError, match="give non-empty text"):
+        gl.module(name, text)
+
+
+def test_a_module_behind_an_answer_fails_the_state() -> None:
+    def program(s: ProgramState) -> None:
+        s += "a" + gl.gen("x")
+        s += gl.module("late", "text") + gl.gen("y")
+
+    state = run(program)
+    with pytest.raises(ConfigError, match="'late' stands after what the model wrote"):
+        _ = state["y"]
+    assert state["x"]
+
+
 def test_branches_go_on_from_the_fork_on_their_own() -> None:
     def program(s: ProgramState) -> None:
         s += "a" + gl.gen("x")

@@ -441,3 +441,12 @@ def test_the_stop_that_a_server_names_used_to_be_dropped() -> None:
     with Server(writes("31\n"), edit=named) as server, runtime(server) as rt:
         assert rt.generate("Age: ", stop="\n").stop == "\n"
         assert rt.generate("Age: ", stop="\n", regex="[0-9]+", max_tokens=8).stop == "\n"
+
+
+def test_a_module_is_text_as_any_other() -> None:
+    def program(s: ProgramState) -> None:
+        s += gl.module("form", "Na") + gl.module("more", "me: ")
+        s += gl.gen("name", stop="\n", max_tokens=8)
+
+    with Server(continues(FORM)) as server, runtime(server) as rt:
+        assert gl.program(temperature=0)(program).run(runtime=rt)["name"] == "Ann"
