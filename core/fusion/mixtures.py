@@ -26,7 +26,7 @@ from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan
 from graftlm.kernels.gpu.mixture.expert_router import route
 from graftlm.kernels.gpu.mixture.grouped_matmul import sum_parts
 from graftlm.kernels.gpu.mixture.router import Router
-from graftlm.kernels.gpu.norm import add_norm
+from graftlm.kernels.gpu.norm import Beside, add_norm
 from graftlm.kernels.linear_dispatch import AllClose, LinearPlan, SumParts
 from graftlm.kernels.norm import Addition, Norm
 
@@ -99,15 +99,16 @@ class Mixture:
         """Add the mixture of normed to the residual [num_tokens, n], in place. -> the residual after `norm`"""
         if addition is not None:
             return add_norm(self(normed)[None], residual, norm, addition=addition)
-        if self.shared is not None:
+        if self.shared is not None and self.reduce is not None:
             residual.add_(self.shared(normed))
         pieces = [self._added(normed[at], residual[at], norm) for at in pieces_of(normed, self.router.top_k)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _added(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-        parts = self._parts(normed)
         if self.reduce is None:
-            return add_norm(parts, residual, norm)
+            beside = beside_of(self.shared, normed) if self.shared is not None else None
+            return add_norm(self._parts(normed), residual, norm, beside=beside, strict=self.strict)
+        parts = self._parts(normed)
         found = self.reduce.add_norm(parts, residual, norm)
         return add_norm(self.reduce(parts, normed.dtype)[None], residual, norm) if found is None else found
 
@@ -303,12 +304,27 @@ def _shared(block: nn.Module, experts: nn.Module, x: torch.Tensor) -> Iterator[C
             continue
         if fits:
             yield child
-            yield from (partial(_gated, child, gate) for gate in gates)
+            yield from (Gated(child, gate) for gate in gates)
 
 
-def _gated(child: nn.Module, gate: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = gate(x).sigmoid() * child(x)
-    return out
+@dataclass(frozen=True)
+class Gated:
+    """Shared experts behind a gate of their own, a linear layer of one output."""
+
+    experts: nn.Module
+    gate: nn.Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.gate(x).sigmoid() * self.experts(x)
+        return out
+
+
+def beside_of(shared: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Beside:
+    """Run shared experts on x [num_tokens, n]. -> their output, with a gate that is still to be applied"""
+    gate = shared.gate.weight if isinstance(shared, Gated) and shared.gate.bias is None else None
+    if gate is None or gate.shape[1] != x.shape[1]:
+        return Beside(shared(x))
+    return Beside(shared.experts(x), x, gate[0])
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

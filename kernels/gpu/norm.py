@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,18 @@ from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.norm import Addition, Norm
 
 _AS_IT_IS = Addition()
+
+
+class Beside(NamedTuple):
+    """A second addend of the residual stream, beside parts: that of a mixture's shared experts.
+
+    values  [num_rows, n], last dimension dense
+    x       like values, and gate [n]: sigmoid(x @ gate) multiplies each row; None without a gate
+    """
+
+    values: torch.Tensor
+    x: torch.Tensor | None = None
+    gate: torch.Tensor | None = None
 
 
 @triton.jit
@@ -25,8 +39,9 @@ def normed_row(value, ok, scale, n, eps, ROUNDED: tl.constexpr, CENTERED: tl.con
 
 @triton.jit
 def _norm(
-    x, bias, post_weight, residual, weight, shift, out, x_row, x_part, out_row, n, factor, post_eps, eps,
-    PARTS: tl.constexpr, BIAS: tl.constexpr, POST: tl.constexpr, POST_ROUNDED: tl.constexpr, SCALED: tl.constexpr,
+    x, bias, post_weight, residual, weight, shift, out, beside, gate_x, gate, x_row, x_part, out_row, beside_row,
+    gate_row, n, factor, post_eps, eps,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, BESIDE: tl.constexpr, GATED: tl.constexpr, POST: tl.constexpr, POST_ROUNDED: tl.constexpr, SCALED: tl.constexpr,
     NORM: tl.constexpr, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -50,6 +65,14 @@ def _norm(
             value += tl.load(x + part * x_part + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
         if BIAS:
             value += added
+        if BESIDE:
+            second = tl.load(beside + row * beside_row + i, mask=ok, other=0.0).to(tl.float32)
+            if GATED:
+                gates = tl.load(gate + i, mask=ok, other=0.0).to(tl.float32)
+                inputs = tl.load(gate_x + row * gate_row + i, mask=ok, other=0.0).to(tl.float32)
+                logit = tl.sum(inputs * gates, 0).to(kind).to(tl.float32)
+                second = (second * (1.0 / (1.0 + tl.exp(-logit))).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+            value = value.to(kind).to(tl.float32) + second
         if POST:
             value = normed_row(value, ok, post_scale, n, post_eps, POST_ROUNDED, False, kind).to(kind).to(tl.float32)
         if SCALED:
@@ -86,16 +109,18 @@ def add_norm(
     bias: torch.Tensor | None = None,
     addition: Addition | None = None,
     *,
+    beside: Beside | None = None,
     strict: bool = False,
 ) -> torch.Tensor:
     """Add the sum of all parts and bias to the residual, in place, as `addition` says.
 
     parts  [num_parts, num_rows, n], contiguous; residual [num_rows, n], contiguous; bias [n]
+    beside  added to that sum before `addition` takes it
     strict a row's sums have one order for every number of rows
     -> the residual after `norm` [num_rows, n], its dtype; the residual itself without one
     """
     out = torch.empty_like(residual) if norm is not None else residual
-    _launch(parts[0], residual, norm, out, len(parts), bias, addition or _AS_IT_IS, strict=strict)
+    _launch(parts[0], residual, norm, out, len(parts), bias, addition or _AS_IT_IS, beside, strict=strict)
     return out
 
 
@@ -107,11 +132,14 @@ def _launch(
     num_parts: int,
     bias: torch.Tensor | None = None,
     addition: Addition = _AS_IT_IS,
+    beside: Beside | None = None,
     *,
     strict: bool = False,
 ) -> None:
     (num_rows, n), (post, factor) = x.shape, addition
     assert post is None or not (post.centered or post.bias is not None)
+    second, gate_x, gate = (x if given is None else given for given in beside or (None, None, None))
+    assert gate is x or gate.shape == (n,)
     block = triton.next_power_of_2(n)
     # parts have few rows, so the latency of a row is the total time: a thread has at most four of its numbers
     most = 8 if not num_parts else 16 if num_rows > 32 or strict else 32
@@ -119,9 +147,11 @@ def _launch(
     _norm[(num_rows,)](
         x, bias if bias is not None else x, post.weight if post is not None else x, residual,
         norm.weight if norm is not None else x, norm.bias if norm is not None and norm.bias is not None else x, out,
-        x.stride(0), x.stride(0) * num_rows, out.stride(0), n, factor, post.eps if post is not None else 0.0,
+        second, gate_x, gate, x.stride(0), x.stride(0) * num_rows, out.stride(0), second.stride(0), gate_x.stride(0),
+        n, factor, post.eps if post is not None else 0.0,
         norm.eps if norm is not None else 0.0,
-        PARTS=num_parts, BIAS=bias is not None, POST=post is not None, POST_ROUNDED=post is not None and post.rounded,
+        PARTS=num_parts, BIAS=bias is not None, BESIDE=beside is not None, GATED=gate is not x,
+        POST=post is not None, POST_ROUNDED=post is not None and post.rounded,
         SCALED=factor != 1.0, NORM=norm is not None, ROUNDED=norm is not None and norm.rounded,
         CENTERED=norm is not None and norm.centered, SHIFTED=norm is not None and norm.bias is not None,
         BLOCK=block, num_warps=warps, **pdl_options(x),

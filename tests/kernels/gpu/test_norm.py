@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from graftlm.kernels.gpu.norm import add_norm, norm_rows, norm_rows_
+from graftlm.kernels.gpu.norm import Beside, add_norm, norm_rows, norm_rows_
 from graftlm.kernels.norm import Addition, Norm
 from tests.kernels.gpu.test_elementwise import DTYPES, close, random
 
@@ -55,3 +55,15 @@ def test_parts_are_added_to_the_residual_and_normed(
     out = add_norm(parts, residual, norm, bias, added if addition is not None else None)
     assert close(residual, total, torch.float32)
     assert close(out, norm(total) if norm is not None else total, torch.float32)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shared_experts_are_added_beside_the_parts(dtype: torch.dtype, gated: bool) -> None:
+    parts, residual, shared, x = (random(*size, 100, dtype=dtype) for size in ((3, 4), (4,), (4,), (4,)))
+    gate, norm = random(100, dtype=dtype), norm_of("Llama", 100, dtype)
+    total = parts.double().sum(0) + residual.double()
+    total += shared.double() * ((x.double() @ gate.double()).sigmoid()[:, None] if gated else 1.0)
+    out = add_norm(parts.float(), residual, norm, beside=Beside(shared, *((x, gate) if gated else ())))
+    assert close(residual, total, dtype)
+    assert close(out, norm(total), dtype)
