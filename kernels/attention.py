@@ -51,6 +51,7 @@ class PackedQKV:
     parts   float32 [num_parts, num_tokens, as in qkv]: qkv is their sum, and that of `bias`, but holds nothing yet;
             None if it does
     gated   each head of q is followed by its gate, of as many numbers; without `parts`
+    v_norm  whether heads of v are normed too, without a weight, with the epsilon of `q_norm`
     """
 
     qkv: torch.Tensor
@@ -65,6 +66,7 @@ class PackedQKV:
     parts: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     gated: bool = False
+    v_norm: bool = False
 
     @property
     def num_angles(self) -> int:

@@ -82,10 +82,11 @@ class Norm(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """The addition of an attention or MLP to the residual stream: residual += factor * post(output).
+    """The addition of an attention or MLP to the residual stream: scale * (residual + factor * post(output)).
 
     post  an RMSNorm of the output (sandwich norms)
     """
 
     post: Norm | None = None
     factor: float = 1.0
+    scale: float = 1.0

@@ -204,8 +204,9 @@ class Measured:
         return best
 
     def shared(self) -> dict[str, float]:
-        """Return seconds of 256 prompts with 2,190 common tokens and 64 of their own, 16 new ones each, and the ratio to
-        prompts that share none, of which a quarter runs. Computed tokens are those beside the fewest possible."""
+        """Return seconds of 256 prompts with 2,190 common tokens and 64 of their own, 16 new ones each, beside prompts
+        that share none, of which a quarter runs; and computed tokens beside the fewest possible.
+        """
         rng = np.random.default_rng(7)
         count, shared, own, new = (max(n // self.divisor, 2) for n in (256, 2190, 64, 16))
         common = self.ids(rng, shared)

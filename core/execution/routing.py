@@ -48,6 +48,12 @@ def mixtures_of(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
             yield block, experts
 
 
+def _router_of(block: nn.Module) -> nn.Module | None:
+    """Return the router of experts in a decoder layer, not in a block of their own (Gemma 4); None for a block."""
+    router = getattr(block, "router", None)
+    return router if isinstance(router, nn.Module) and hasattr(block, "self_attn") else None
+
+
 def in_order(*tensors: Any) -> Chosen:
     """Return (experts, weights) from tensors in either order."""
     first, second = tensors[:2]
@@ -91,7 +97,7 @@ class RoutingRecorder:
     def __call__(self) -> Iterator[None]:
         inputs: dict[nn.Module, torch.Tensor] = {}
 
-        def note(block: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        def note(block: nn.Module, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
             inputs[block] = args[0] if args else options["hidden_states"]
 
         def record(block: nn.Module, own: Callable[..., Any], hidden: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -105,7 +111,9 @@ class RoutingRecorder:
 
         with ExitStack() as stack:
             for block, experts in self._mixtures:
-                handle = block.register_forward_pre_hook(note, with_kwargs=True)
+                router = _router_of(block)
+                noted = partial(note, block)
+                handle = (router or block).register_forward_pre_hook(noted, with_kwargs=True)
                 stack.callback(handle.remove)
                 stack.enter_context(_forward_of(experts, partial(record, block, experts.forward)))
             yield
@@ -233,6 +241,9 @@ def _unexplained(recorded: Routing, route: Route) -> float:
 
 def _route_of(block: nn.Module, experts: nn.Module, x: torch.Tensor) -> Chosen:
     """Return the arguments with which `block` calls its experts for x [num_tokens, hidden_size]."""
+    router = _router_of(block)
+    if router is not None:
+        return in_order(*router(x)[-2:])
     found: list[Chosen] = []
 
     def note(hidden: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:

@@ -32,7 +32,7 @@ from graftlm.core.execution.paged import (
     step_at_hand,
 )
 from graftlm.core.execution.routing import has_experts
-from graftlm.core.fusion.layer_mlp import LayerMlp, MakeMlp, layer_mlps
+from graftlm.core.fusion.layer_mlp import LayerMlp, MakeMlp, MlpBeforeLayerInput, layer_mlps
 from graftlm.core.fusion.layer_parts import Parts, Recognised, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, answer, causal
 from graftlm.core.fusion.linears import Fusions
@@ -58,6 +58,7 @@ class Heads:
 
     whole_norms  whether queries are normed over all heads together, and keys likewise
     gated        whether the sigmoid of a gate, projected with each query head, multiplies the head's output
+    v_norm       whether values are normed without a weight, head by head
     """
 
     num_heads: int
@@ -67,6 +68,7 @@ class Heads:
     rotation: Rotation = "halves"
     whole_norms: bool = False
     gated: bool = False
+    v_norm: bool = False
 
     def packed(
         self, x: torch.Tensor, product: LinearPlan, cos: torch.Tensor, sin: torch.Tensor, parts: Parts
@@ -81,10 +83,11 @@ class Heads:
             norm_rows_(k, k_norm)
             q_norm = k_norm = None
         heads = self.num_heads, self.num_kv_heads, self.head_dim
+        make = partial(PackedQKV, gated=self.gated, v_norm=self.v_norm)
         if qkv.dim() == 2:
-            return PackedQKV(qkv, *heads, cos, sin, q_norm, k_norm, self.rotation, gated=self.gated)
+            return make(qkv, *heads, cos, sin, q_norm, k_norm, self.rotation)
         whole = torch.empty(qkv.shape[1:], dtype=x.dtype, device=x.device)
-        return PackedQKV(whole, *heads, cos, sin, q_norm, k_norm, self.rotation, qkv, product.bias)
+        return make(whole, *heads, cos, sin, q_norm, k_norm, self.rotation, qkv, product.bias)
 
 
 class PrenormedResidual:
@@ -152,14 +155,28 @@ class FusedLayer:
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         step = packed_step()
         embeddings = options.get("position_embeddings")
-        plain = options.get("attention_mask") is None and cache_in(options) is None and not args
-        if step is None or embeddings is None or not plain or hidden_states.shape[0] != 1:
+        if step is None or embeddings is None or not self._takes(hidden_states, args, options):
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings
         normed = self.prenormed.take(hidden_states)
         wanted = output_tokens_after(self.parts.attention)
+        self.give_input(*args, wanted=wanted)
         out, normed = self.run(hidden_states[0], cos[0], sin[0], step, wanted, normed)
         return self.prenormed.give(out[None], normed)
+
+    def _takes(self, hidden_states: torch.Tensor, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """Return True for the arguments of a step: one row without mask and cache, and the layer's own input if any."""
+        plain = options.get("attention_mask") is None and cache_in(options) is None and hidden_states.shape[0] == 1
+        return plain and [arg is not None for arg in args] in ([[True]] if self._has_input else [[], [False]])
+
+    @property
+    def _has_input(self) -> bool:
+        return isinstance(self.mlp, MlpBeforeLayerInput)
+
+    def give_input(self, layer_input: torch.Tensor | None = None, *, wanted: OutputTokens | None = None) -> None:
+        """Hand a layer's own input [1, num_tokens, size] to its MLP, of the `wanted` tokens."""
+        if isinstance(self.mlp, MlpBeforeLayerInput) and layer_input is not None:
+            self.mlp.layer_input = layer_input[0] if wanted is None else layer_input[0, wanted.tokens]
 
     def run(
         self,
@@ -246,11 +263,11 @@ class LayerAroundAttention(FusedLayer):
     output: OwnOutput = field(default_factory=lambda: OwnOutput(nn.Identity()))
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
-        plain = options.get("attention_mask") is None and cache_in(options) is None and not args
-        if step_at_hand() is None or not plain or hidden_states.shape[0] != 1:
+        if step_at_hand() is None or not self._takes(hidden_states, args, options):
             return self.original(hidden_states, *args, **options)
-        normed = self.prenormed.take(hidden_states)
-        out, normed = self.run_around(hidden_states[0], options, output_tokens_after(self.parts.attention), normed)
+        normed, wanted = self.prenormed.take(hidden_states), output_tokens_after(self.parts.attention)
+        self.give_input(*args, wanted=wanted)
+        out, normed = self.run_around(hidden_states[0], options, wanted, normed)
         return self.prenormed.give(out[None], normed)
 
     def run_around(
@@ -343,7 +360,7 @@ def _fused(
     if isinstance(heads, str):
         return heads
     probes: list[LayerProbe | str] = [first]
-    routes = any(has_experts(module) for module in parts.mlp.modules())
+    routes = any(has_experts(module) for module in layer.modules())
     for form, make_mlp in _forms(parts):
         try:
             fused = make(form, heads, layer.forward, Projections.of(form, choose), make_mlp(choose))
@@ -368,7 +385,7 @@ def _around(
     choose: Callable[..., LinearPlan],
 ) -> LayerAroundAttention | None:
     """Return the equivalent of `layer` around its own attention; None if there is none."""
-    routes = any(has_experts(module) for module in parts.mlp.modules())
+    routes = any(has_experts(module) for module in layer.modules())
     output = OwnOutput(parts.out_module.forward)
     undo = _put(parts.out_module, output)
     form = replace(parts, qkv=None)
@@ -396,8 +413,10 @@ def _same_around(
     options = {"attention_mask": None, "position_ids": positions[None], "position_embeddings": probe.embeddings}
     wanted = OutputTokens(fused.parts.attention, positions[::3], last_token_only=False)
     with switch(answer):
-        out, normed = fused.run_around(probe.hidden[0].clone(), options)
-        part, _ = fused.run_around(probe.hidden[0].clone(), options, wanted)
+        fused.give_input(probe.layer_input)
+        out, normed = fused.run_around(probe.hidden[0].clone(), options | probe.shared)
+        fused.give_input(probe.layer_input, wanted=wanted)
+        part, _ = fused.run_around(probe.hidden[0].clone(), options | probe.shared, wanted)
     agreeing = agree_out(probe.expected[0], out) and agree_out(probe.expected[0, ::3], part[wanted.tokens])
     if normed is not None and fused.following is not None:
         agreeing = agreeing and agree(norm_rows(out, fused.following), normed)
@@ -432,7 +451,7 @@ def _heads(call: AttentionCall, parts: Parts) -> Heads | str:
         return "norms of queries and keys are of another size than heads"
     if any((n.eps, n.rounded) != (norms[0].eps, norms[0].rounded) or n.centered or n.bias is not None for n in norms):
         return "norms of queries and keys that no kernel has"
-    return Heads(num_heads, num_kv_heads, dim, call.params, whole_norms=whole, gated=gated)
+    return Heads(num_heads, num_kv_heads, dim, call.params, whole_norms=whole, gated=gated, v_norm=parts.v_norm)
 
 
 def _rotated(probe: LayerProbe, parts: Parts, heads: Heads, agree: AllClose) -> Heads | str:
@@ -480,10 +499,12 @@ def _same(probe: LayerProbe, fused: FusedLayer, agree: AllClose, *, routes: bool
         k, v = (x.transpose(0, 1)[None] for x in store)
         return causal(q.transpose(0, 1)[None], k, v, call.params.scale)
 
+    fused.give_input(probe.layer_input)
     out, normed = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step)
     found = [queries[0], *store]
     expected = [x[0].transpose(0, 1) for x in (probe.call.q, probe.call.k, probe.call.v)]
     wanted = OutputTokens(fused.parts.attention, slots[::3].long(), last_token_only=False)
+    fused.give_input(probe.layer_input, wanted=wanted)
     part, _ = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step, wanted)
     agreeing = agree_out(probe.expected[0], out) and agree_out(probe.expected[0, ::3], part[wanted.tokens])
     if normed is not None and fused.following is not None:

@@ -20,7 +20,7 @@ from torch import nn
 
 from graftlm.core.fusion.gpu_encoders import AlignedMlp, fuse_encoders
 from graftlm.core.fusion.gpu_layers import fuse_layers
-from graftlm.core.fusion.layer_parts import Product, Recognised, activation_of, allclose
+from graftlm.core.fusion.layer_parts import Product, Recognised, activation_of, allclose, keys_are_values
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary import RotaryPatch, fuse_rotary_tables
@@ -67,7 +67,8 @@ def fuse_gpu(
         for module in list(model.modules()):
             if isinstance(vars(module).get("forward"), AlignedMlp):
                 continue
-            packed = any(_pack_inputs(module, names, work) for names in (_QKV, *_STATE_PROJECTIONS))
+            inputs = (_QKK if keys_are_values(module) else _QKV, *_STATE_PROJECTIONS)
+            packed = any(_pack_inputs(module, names, work) for names in inputs)
             if not packed and not _pack_gate_up(module, work) and not _plan_state_input(module, work):
                 _fuse_norm(module, work)
         _tile_linears(model, work)
@@ -90,7 +91,8 @@ class _Work:
     max_rows: int | None = None
 
 
-_QKV = "q_proj", "k_proj", "v_proj"
+_QKV, _QKK = ("q_proj", "k_proj", "v_proj"), ("q_proj", "k_proj", "k_proj")
+"""Names of the projections of attention; of one whose keys are its values, which are multiplied twice then."""
 _STATE_PROJECTIONS = ("in_proj_qkvz", "in_proj_ba"), ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 """Names of the projections of one input: of attention, and of modules with a state."""
 
@@ -279,7 +281,7 @@ def _multiplied(chosen: LinearPlan, x: torch.Tensor) -> torch.Tensor:
 
 def _pack_inputs(module: nn.Module, names: tuple[str, ...], work: _Work) -> bool:
     found = _packable(module, names)
-    packed = _pack(found[0], work, by_itself=names != _QKV) if found is not None else None
+    packed = _pack(found[0], work, by_itself=names not in (_QKV, _QKK)) if found is not None else None
     if found is None or packed is None:
         return False
     linears, weight = found
@@ -290,7 +292,7 @@ def _pack_inputs(module: nn.Module, names: tuple[str, ...], work: _Work) -> bool
     _release(linears)
     for index, name in enumerate(names):
         setattr(module, name, packed if index == 0 else PackedPart(packed, index))
-    work.fusions.add(partial(_restore, module, dict(zip(names, linears, strict=True)), packed))
+    work.fusions.add(partial(_restore, module, tuple(zip(names, linears, strict=True)), packed))
     work.fusions.num_packed += 1
     work.fusions.num_compact += packed.plan is not None and packed.plan.reads(Bits12Weight)
     work.found.products[module] = packed.product
@@ -433,7 +435,7 @@ def _release(linears: Sequence[nn.Module]) -> None:
             linear.bias = nn.Parameter(bias.new_empty(0), requires_grad=False)
 
 
-def _restore(module: nn.Module, linears: dict[str, nn.Module], packed: PackedProjections) -> None:
-    packed.unpack(list(linears.values()))
-    for name, linear in linears.items():
+def _restore(module: nn.Module, linears: Sequence[tuple[str, nn.Module]], packed: PackedProjections) -> None:
+    packed.unpack([linear for _, linear in linears])
+    for name, linear in linears:
         setattr(module, name, linear)

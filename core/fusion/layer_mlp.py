@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import nn
 
-from graftlm.core.fusion.layer_parts import Parts
-from graftlm.kernels.gpu.norm import add_norm
+from graftlm.core.fusion.layer_parts import LayerExtras, Parts
+from graftlm.kernels.gpu.norm import Beside, add_norm, norm_rows
 from graftlm.kernels.linear_dispatch import LinearPlan
 from graftlm.kernels.norm import Addition, Norm
 
@@ -77,6 +78,64 @@ class ModuleMlp:
         return None
 
 
+@dataclass(frozen=True)
+class MlpBesideExperts:
+    """An MLP whose output is added to that of experts, which take the residual stream (Gemma 4)."""
+
+    dense: DenseMlp
+    extras: LayerExtras
+
+    @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        return self.dense.kernels
+
+    @property
+    def plans(self) -> tuple[LinearPlan, ...]:
+        return self.dense.plans
+
+    def add_norm(
+        self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
+    ) -> torch.Tensor | None:
+        router, experts = self.extras.experts
+        after_mlp, before, after = self.extras.expert_norms
+        _, weights, chosen = router(residual)
+        routed = norm_rows(experts(norm_rows(residual, before), chosen, weights), after)
+        out = norm_rows(self.dense.down.matmul(self.dense.gate_up.gate_up(normed)), after_mlp)
+        return add_norm(out[None], residual, norm, addition=addition, beside=Beside(routed))
+
+
+@dataclass
+class MlpBeforeLayerInput:
+    """An MLP after which the gated input of the layer is added to the residual stream (Gemma 4).
+
+    layer_input  [num_rows, size], set before each call
+    """
+
+    mlp: LayerMlp
+    extras: LayerExtras
+    layer_input: torch.Tensor | None = None
+
+    @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        return self.mlp.kernels
+
+    @property
+    def plans(self) -> tuple[LinearPlan, ...]:
+        return self.mlp.plans
+
+    def add_norm(
+        self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
+    ) -> torch.Tensor | None:
+        addition = addition or Addition()
+        self.mlp.add_norm(normed, residual, None, addition._replace(scale=1.0))
+        gate, projection = self.extras.gate
+        act: Callable[[torch.Tensor], torch.Tensor] = self.extras.layer.act_fn  # type: ignore[assignment]
+        given, self.layer_input = self.layer_input, None
+        assert given is not None
+        out = projection(act(gate(residual)) * given)
+        return add_norm(out[None], residual, norm, addition=Addition(self.extras.after_gate, 1.0, addition.scale))
+
+
 Choose = Callable[..., LinearPlan]
 """Chooses the kernels of a linear layer: weight, role, bias -> LinearPlan."""
 
@@ -98,4 +157,19 @@ def layer_mlps(parts: Parts) -> list[MakeMlp]:
         forms.insert(0, dense)
     if (mixture := parts.mixture) is not None:
         forms.insert(0, lambda choose: mixture)
+    extras = parts.extras
+    if extras is not None and extras.experts:
+        forms = [partial(_beside_experts, make, extras) for make in forms[:-1]]
+    if extras is not None and extras.gate:
+        forms = [partial(_before_input, make, extras) for make in forms]
     return forms
+
+
+def _beside_experts(make: MakeMlp, extras: LayerExtras, choose: Choose) -> LayerMlp:
+    dense = make(choose)
+    assert isinstance(dense, DenseMlp)
+    return MlpBesideExperts(dense, extras)
+
+
+def _before_input(make: MakeMlp, extras: LayerExtras, choose: Choose) -> LayerMlp:
+    return MlpBeforeLayerInput(make(choose), extras)

@@ -96,6 +96,8 @@ class LayerModules:
     attends    False for a module with a state
     parallel  whether MLP and attention have one input
     factor    multiplies the outputs that attention and MLP add to the residual stream
+    scale     multiplies the layer's output
+    v_norm    whether values are normed, without a weight, head by head
     qkv       q_proj, k_proj and v_proj, or one qkv_proj; empty if the attention projects in another way
     gate_up   gate_proj and up_proj, or one gate_up_proj; empty if the MLP does not compute activation(gate) * up
     down      None with an empty gate_up
@@ -110,6 +112,8 @@ class LayerModules:
     after_mlp: nn.Module | None
     parallel: bool
     factor: float
+    scale: float
+    v_norm: bool
     qkv: tuple[nn.Module, ...]
     q_norm: nn.Module | None
     k_norm: nn.Module | None
@@ -132,6 +136,11 @@ class LayerModules:
         before, after, second, last = (_child(layer, name) if name else None for name in names)
         out = next((found for name in OUT_NAMES if (found := _child(attention, name)) is not None), None)
         qkv = _children(attention, "q_proj", "k_proj", "v_proj") or _children(attention, "qkv_proj")
+        if keys_are_values(attention):
+            qkv = _children(attention, "q_proj", "k_proj")
+        shared = getattr(getattr(attention, "config", None), "num_kv_shared_layers", 0)
+        if shared and getattr(attention, "store_full_length_kv", False):  # later layers read its keys and values
+            qkv = ()
         if out is None:
             return "projections of other names"
         down, function = _child(mlp, "down_proj"), getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
@@ -141,6 +150,11 @@ class LayerModules:
             gate_up, down = (), None
         factor = next((float(getattr(layer, name)) for name in _FACTORS if hasattr(layer, name)), 1.0)
         q_norm, k_norm = (_child(attention, f"{x}_norm") or _child(attention, f"{x}_layernorm") for x in ("q", "k"))
+        scale = getattr(layer, "layer_scalar", None)
+        scale = float(scale) if isinstance(scale, torch.Tensor) and scale.numel() == 1 else 1.0
+        v_norm = _child(attention, "v_norm")
+        if v_norm is not None and (any(True for _ in v_norm.parameters()) or q_norm is None):
+            return f"{type(v_norm).__name__} of values is no norm that kernels have"
         parallel = names.before_mlp is None and names.after_mlp is None
         return cls(
             attention,
@@ -152,6 +166,8 @@ class LayerModules:
             last,
             parallel,
             factor,
+            scale,
+            v_norm is not None,
             qkv,
             q_norm,
             k_norm,
@@ -160,6 +176,11 @@ class LayerModules:
             down,
             activation,
         )
+
+
+def keys_are_values(attention: nn.Module) -> bool:
+    """Return True if the projection of keys is that of values too (Gemma 4)."""
+    return hasattr(attention, "k_proj") and getattr(attention, "v_proj", True) is None
 
 
 def _child(module: nn.Module | None, name: str) -> nn.Module | None:
@@ -196,6 +217,27 @@ class Product:
         return replace(self, weight=weight) if weight is not None else None
 
 
+_EXPERT_NORMS = ("post", 1), ("pre", 2), ("post", 2)
+
+
+@dataclass(frozen=True)
+class LayerExtras:
+    """What a layer of Gemma 4 has beyond attention and MLP.
+
+    experts       the router, which takes the residual stream, and the experts beside the MLP; empty without any
+    expert_norms  of the MLP's output, of the experts' input and of their output
+    gate          the projections of the layer's own input of each token; empty without such inputs
+    layer         has the gate's activation, `act_fn`
+    after_gate    the norm of the gated input
+    """
+
+    experts: tuple[nn.Module, ...]
+    expert_norms: tuple[Norm, ...]
+    gate: tuple[nn.Module, ...]
+    layer: nn.Module
+    after_gate: Norm | None = None
+
+
 @dataclass(frozen=True)
 class Parts:
     """The operands of a fused GPU layer. Without `gate_up` and `mixture` it calls the model's own MLP.
@@ -219,10 +261,12 @@ class Parts:
     out_module: nn.Module
     q_norm: Norm | None
     k_norm: Norm | None
+    v_norm: bool
     gate_up: Product | None
     down: Product | None
     activation: Activation
     mixture: Mixture | None = None
+    extras: LayerExtras | None = None
 
     @property
     def fallback(self) -> Parts | None:
@@ -242,6 +286,18 @@ class Recognised:
     products: dict[nn.Module, Product]
     mixtures: dict[nn.Module, Mixture] = field(default_factory=dict)
 
+    def _extras(self, layer: nn.Module) -> LayerExtras | None:
+        """Return what a layer of Gemma 4 has beyond attention and MLP; None if it has nothing."""
+        experts = _children(layer, "router", "experts") if getattr(layer, "enable_moe_block", False) else ()
+        around_experts = [_child(layer, f"{name}_feedforward_layernorm_{i}") for name, i in _EXPERT_NORMS if experts]
+        gate = _children(layer, "per_layer_input_gate", "per_layer_projection")
+        last = [_child(layer, "post_per_layer_input_norm")] if gate else []
+        norms = [self.norms.get(module) for module in (*around_experts, *last) if module is not None]
+        if not (experts or gate) or len(norms) != len(around_experts) + len(last):
+            return None
+        found = [norm for norm in norms if norm is not None]
+        return LayerExtras(experts, tuple(found[: len(around_experts)]), gate, layer, *found[len(around_experts) :])
+
     def parts(self, layer: nn.Module) -> Parts | str:
         """Return the parts of `layer`, or the reason why it has none: another shape, or norms that were not fused."""
         found = LayerModules.of(layer)
@@ -258,16 +314,17 @@ class Recognised:
         out = Product.of((found.out,))
         if (found.qkv and qkv is None) or out is None:
             return "its projections are no plain linear layers"
-        if (q_norm is None) != (k_norm is None):
+        if qkv is not None and (q_norm is None) != (k_norm is None):
             return "only one of queries and keys is normed"
         attended, gated = (
-            Addition(post, found.factor) if post is not None or found.factor != 1.0 else None
-            for post in (after_attention, after_mlp)
+            Addition(post, found.factor, scale) if post is not None or (found.factor, scale) != (1.0, 1.0) else None
+            for post, scale in ((after_attention, 1.0), (after_mlp, found.scale))
         )
         gate_up = (self.products.get(found.mlp) or Product.of(found.gate_up)) if found.gate_up else None
         down = Product.of((found.down,)) if found.down is not None and gate_up is not None else None
         gate_up = gate_up if down is not None else None
         return Parts(
             found.attention, found.attends, found.mlp, first, second, attended, gated, found.parallel, qkv, out,
-            found.out, q_norm, k_norm, gate_up, down, found.activation or "silu", self.mixtures.get(found.mlp),
+            found.out, q_norm, k_norm, found.v_norm, gate_up, down, found.activation or "silu",
+            self.mixtures.get(found.mlp), self._extras(layer),
         )  # fmt: skip

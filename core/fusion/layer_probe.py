@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class LayerProbe:
     cos, sin  [1, num_tokens, rotary_dim]; both the whole where the rotary embedding is one tensor
     embeddings  as the rotary embedding returns them
     expected  like hidden
+    layer_input  [1, num_tokens, size] of a layer that has an input of its own for each token (Gemma 4); else None
+    shared  the argument by which layers pass on keys and values, if the layer has it
     """
 
     hidden: torch.Tensor
@@ -33,6 +35,8 @@ class LayerProbe:
     expected: torch.Tensor
     calls: tuple[AttentionCall, ...]
     embeddings: Any
+    layer_input: torch.Tensor | None = None
+    shared: dict[str, Any] = field(default_factory=dict)
 
     @property
     def call(self) -> AttentionCall:
@@ -61,21 +65,26 @@ class LayerProbe:
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
         embeddings = rotations(rotary, hidden, positions, **kind_of(layer, rotary))
         cos, sin = embeddings if isinstance(embeddings, tuple) else (embeddings, embeddings)
-        calls, out = _run(layer, hidden, embeddings, switch)
+        layer_input, shared = _input_of(layer, hidden), _shared_kv(layer, hidden)
+        calls, out = _run(layer, hidden, embeddings, switch, layer_input, shared)
         if compared:
             # Scale the residual stream to the size of the addends. A larger one would hide an error of the sum; the
             # rounding of a smaller one would count as an error.
             share = float((out - hidden).float().norm() / hidden.float().norm())
             hidden = hidden * min(max(share, 1e-2), 1.0)
-            calls, out = _run(layer, hidden, embeddings, switch)
-        return cls(hidden, cos, sin, out, tuple(calls), embeddings) if len(calls) == num_calls else None
+            calls, out = _run(layer, hidden, embeddings, switch, layer_input, shared)
+        if len(calls) != num_calls:
+            return None
+        return cls(hidden, cos, sin, out, tuple(calls), embeddings, layer_input, shared)
 
     def first(self, num_tokens: int) -> LayerProbe:
         """Return the probe of the first tokens alone: attention is causal, so no later token affects them."""
         q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
         hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
         embeddings = (cos, sin) if isinstance(self.embeddings, tuple) else cos
-        return LayerProbe(hidden, cos, sin, expected, (self.call._replace(q=q, k=k, v=v),), embeddings)
+        layer_input = self.layer_input[:, :num_tokens] if self.layer_input is not None else None
+        call = self.call._replace(q=q, k=k, v=v)
+        return LayerProbe(hidden, cos, sin, expected, (call,), embeddings, layer_input, self.shared)
 
 
 def rotations(rotary: Callable[..., Any], x: torch.Tensor, positions: torch.Tensor, **kind: str) -> Any:
@@ -119,8 +128,33 @@ def answer(call: AttentionCall) -> torch.Tensor:
     return causal(call.q, k, v, call.params.scale)
 
 
+def _input_of(layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor | None:
+    """Return random inputs of the tokens of `hidden` for a layer that takes such beside the residual stream."""
+    gate = getattr(layer, "per_layer_input_gate", None)
+    size = getattr(layer, "hidden_size_per_layer_input", 0)
+    return torch.randn_like(hidden[..., :1].expand(-1, -1, size)) if gate is not None and size else None
+
+
+def _shared_kv(layer: nn.Module, hidden: torch.Tensor) -> dict[str, Any]:
+    """Return the argument by which layers pass on keys and values, with random ones for a layer that reads them."""
+    attention: Any = getattr(layer, "self_attn", None)
+    if "shared_kv_states" not in inspect.signature(layer.forward).parameters:
+        return {}
+    if not getattr(attention, "is_kv_shared_layer", False):
+        return {"shared_kv_states": {}}
+    num_heads = attention.q_proj.out_features // attention.head_dim // attention.num_key_value_groups
+    shape = 1, num_heads, hidden.shape[1], attention.head_dim
+    k, v = (torch.randn(shape, device=hidden.device).to(hidden.dtype) for _ in "kv")
+    return {"shared_kv_states": {attention.layer_type: (k, v)}}
+
+
 def _run(
-    layer: nn.Module, hidden: torch.Tensor, embeddings: Any, switch: AttentionSwitch
+    layer: nn.Module,
+    hidden: torch.Tensor,
+    embeddings: Any,
+    switch: AttentionSwitch,
+    layer_input: torch.Tensor | None = None,
+    shared: dict[str, Any] | None = None,
 ) -> tuple[list[AttentionCall], torch.Tensor]:
     calls: list[AttentionCall] = []
 
@@ -133,7 +167,7 @@ def _run(
     no_cache = {name: None} if name is not None else {}
     with switch(step):
         out: torch.Tensor = layer(
-            hidden.clone(), attention_mask=None, position_ids=positions, use_cache=False,
-            position_embeddings=embeddings, **no_cache,
+            hidden.clone(), *([layer_input] if layer_input is not None else []), attention_mask=None,
+            position_ids=positions, use_cache=False, position_embeddings=embeddings, **no_cache, **(shared or {}),
         )  # fmt: skip
     return calls, out

@@ -40,9 +40,10 @@ def normed_row(value, ok, scale, n, eps, ROUNDED: tl.constexpr, CENTERED: tl.con
 @triton.jit
 def _norm(
     x, bias, post_weight, residual, weight, shift, out, beside, gate_x, gate, x_row, x_part, out_row, beside_row,
-    gate_row, n, factor, post_eps, eps,
-    PARTS: tl.constexpr, BIAS: tl.constexpr, BESIDE: tl.constexpr, GATED: tl.constexpr, POST: tl.constexpr, POST_ROUNDED: tl.constexpr, SCALED: tl.constexpr,
-    NORM: tl.constexpr, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr,
+    gate_row, n, factor, whole_factor, post_eps, eps,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, BESIDE: tl.constexpr, GATED: tl.constexpr, POST: tl.constexpr,
+    POST_ROUNDED: tl.constexpr, SCALED: tl.constexpr, WHOLE_SCALED: tl.constexpr, NORM: tl.constexpr,
+    ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row). Operands that no kernel writes are read early."""
@@ -78,6 +79,8 @@ def _norm(
         if SCALED:
             value = (value * factor).to(kind).to(tl.float32)
         rounded = (value + before).to(kind)
+        if WHOLE_SCALED:
+            rounded = (rounded.to(tl.float32) * whole_factor).to(kind)
         tl.store(residual + row * n + i, rounded, mask=ok)
         value = rounded.to(tl.float32)
     if NORM:
@@ -93,13 +96,13 @@ def norm_rows(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     if rows.stride(-1) != 1:  # a view of transposed features
         rows = rows.contiguous()
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    _launch(rows, rows, norm, out, 0)
+    _launch(rows, rows, norm, out)
     return out.view(x.shape)
 
 
 def norm_rows_(x: torch.Tensor, norm: Norm) -> None:
     """Apply `norm` to x [num_rows, n], last dimension dense, in place."""
-    _launch(x, x, norm, x, 0)
+    _launch(x, x, norm, x)
 
 
 def add_norm(
@@ -120,7 +123,7 @@ def add_norm(
     -> the residual after `norm` [num_rows, n], its dtype; the residual itself without one
     """
     out = torch.empty_like(residual) if norm is not None else residual
-    _launch(parts[0], residual, norm, out, len(parts), bias, addition or _AS_IT_IS, beside, strict=strict)
+    _launch(parts, residual, norm, out, bias, addition or _AS_IT_IS, beside, strict=strict)
     return out
 
 
@@ -129,14 +132,15 @@ def _launch(
     residual: torch.Tensor,
     norm: Norm | None,
     out: torch.Tensor,
-    num_parts: int,
     bias: torch.Tensor | None = None,
     addition: Addition = _AS_IT_IS,
     beside: Beside | None = None,
     *,
     strict: bool = False,
 ) -> None:
-    (num_rows, n), (post, factor) = x.shape, addition
+    """Launch the kernel. x: rows [num_rows, n] to be normed, or parts [num_parts, num_rows, n] to be added"""
+    (num_rows, n), (post, factor, whole_factor) = residual.shape, addition
+    num_parts = len(x) if x.dim() == 3 else 0
     assert post is None or not (post.centered or post.bias is not None)
     second, gate_x, gate = (x if given is None else given for given in beside or (None, None, None))
     assert gate is x or gate.shape == (n,)
@@ -147,12 +151,13 @@ def _launch(
     _norm[(num_rows,)](
         x, bias if bias is not None else x, post.weight if post is not None else x, residual,
         norm.weight if norm is not None else x, norm.bias if norm is not None and norm.bias is not None else x, out,
-        second, gate_x, gate, x.stride(0), x.stride(0) * num_rows, out.stride(0), second.stride(0), gate_x.stride(0),
-        n, factor, post.eps if post is not None else 0.0,
+        second, gate_x, gate, x.stride(-2), x.stride(-2) * num_rows, out.stride(0), second.stride(0), gate_x.stride(0),
+        n, factor, whole_factor, post.eps if post is not None else 0.0,
         norm.eps if norm is not None else 0.0,
         PARTS=num_parts, BIAS=bias is not None, BESIDE=beside is not None, GATED=gate is not x,
         POST=post is not None, POST_ROUNDED=post is not None and post.rounded,
-        SCALED=factor != 1.0, NORM=norm is not None, ROUNDED=norm is not None and norm.rounded,
+        SCALED=factor != 1.0, WHOLE_SCALED=whole_factor != 1.0,
+        NORM=norm is not None, ROUNDED=norm is not None and norm.rounded,
         CENTERED=norm is not None and norm.centered, SHIFTED=norm is not None and norm.bias is not None,
         BLOCK=block, num_warps=warps, **pdl_options(x),
     )  # fmt: skip

@@ -294,6 +294,32 @@ def test_strict_logits_are_the_same_to_the_last_bit_in_every_batch(kind: str, dt
     loaded.release()
 
 
+GEMMA4: dict[str, dict[str, Any]] = {
+    "dense, keys as values": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "experts beside the MLP": {
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32
+    },
+    "inputs of layers, shared keys": {
+        "hidden_size_per_layer_input": 16, "num_hidden_layers": 4, "num_kv_shared_layers": 1,
+        "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", GEMMA4)
+def test_the_layers_of_every_form_of_gemma_4_run_fused(form: str) -> None:
+    model = varied_model("gemma4", **{"hidden_size_per_layer_input": 0, "global_head_dim": 32} | GEMMA4[form])
+    for layer in model.model.layers:
+        layer.layer_scalar.fill_(0.7)
+    loaded = load_fused(model, max_rows=64)
+    number = len(model.model.layers)
+    assert loaded.execution.startswith(f"paged, {number} of {number} layers fused"), loaded.execution
+    around = [isinstance(layer.forward, LayerAroundAttention) for layer in model.model.layers]
+    assert around == [False, True, True, True][:number] if number > 2 else not any(around)  # those that share keys
+    loaded.release()
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
 @pytest.mark.parametrize("kind", ["mamba2", "gemma4"])
 def test_norms_with_gates_and_heads_of_several_sizes_give_what_they_gave(kind: str) -> None:
     model = tiny_model(kind, num_hidden_layers=2).to(DEVICE)

@@ -38,7 +38,7 @@ def _rotate_store(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, ROUNDED: tl.constexpr, SCALED: tl.constexpr,
     STORES: tl.constexpr, COMPACT: tl.constexpr, ROTATION: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
-    GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, V_NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of tokens, head): q is turned where it lies; k too, and stored; v is stored.
 
@@ -81,10 +81,14 @@ def _rotate_store(
     if REST:
         rest = _take(source, part, bias_rest, 2 * HALF + r[None, :], rest_ok, PARTS, BIAS, kind)
     is_v = head >= Q_HEADS + K_HEADS
-    if PARTS and is_v:
+    if V_NORM and is_v:
+        squares = tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(rest * rest, 1)
+        factor = tl.rsqrt(squares / D + eps)[:, None]
+        a, b, rest = _round(a * factor, kind), _round(b * factor, kind), _round(rest * factor, kind)
+    if (PARTS or V_NORM) and is_v:
         tl.store(here + at[None, :], a.to(kind), mask=ok)
         tl.store(here + second[None, :], b.to(kind), mask=ok)
-    if PARTS and REST:
+    if (PARTS or V_NORM) and REST:
         tl.store(here + 2 * HALF + r[None, :], rest.to(kind), mask=rest_ok)
     if not is_v:
         if NORM:
@@ -158,6 +162,7 @@ def rotate_store(
         raise ValueError(f"a {packed.rotation!r} rotation of {2 * half} numbers does not fit heads of {dim}")
     rest = dim - 2 * half
     # halves of a head that is turned as a whole are packed where they are turned; others afterwards
+    assert not packed.v_norm or (q_norm is not None and exponents is None)
     stores = exponents is None or (rest == 0 and packed.rotation in ("halves", "short", "none"))
     parts, bias = packed.parts, packed.bias
     heads = packed.num_heads + packed.num_kv_heads * (2 if stores or parts is not None else 1)
@@ -177,7 +182,7 @@ def rotate_store(
         NORM=q_norm is not None, ROUNDED=q_norm is not None and q_norm.rounded, SCALED=k_scale is not None,
         STORES=stores, COMPACT=exponents is not None, ROTATION=packed.rotation,
         PARTS=len(parts) if parts is not None else 0, BIAS=parts is not None and bias is not None,
-        GATED=packed.gated, BLOCK=block,
+        GATED=packed.gated, V_NORM=packed.v_norm, BLOCK=block,
         num_warps=4 if block > 4 else 1,
         enable_fp_fusion=False,  # a product and a sum in one instruction would leave out the rounding between them
         **pdl_options(qkv),

@@ -7,6 +7,7 @@ import torch
 
 from graftlm.core.execution import cuda_graphs
 from graftlm.core.execution.cuda_graphs import GatheredExperts
+from graftlm.core.execution.routing import RoutingRecorder, RoutingReplay
 from tests.models import tiny_model
 
 IDS = torch.arange(3, 20)[None]
@@ -33,3 +34,18 @@ def test_as_many_tokens_go_through_them_as_their_weights_fit(monkeypatch: pytest
 
 def test_a_model_without_experts_gathers_nothing() -> None:
     assert GatheredExperts(tiny_model("llama")).max_tokens == 0
+
+
+def test_experts_of_a_layer_beside_its_mlp_are_recorded_and_replayed_by_their_router() -> None:
+    sizes = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32}
+    model = tiny_model("gemma4", hidden_size_per_layer_input=0, **sizes)
+    recorder = RoutingRecorder(model)
+    with torch.inference_mode(), recorder():
+        expected = model(IDS, use_cache=False).logits
+    recorded = recorder.per_mixture(1)
+    assert [routing.experts.shape for routing in recorded] == [(IDS.shape[1], 2)] * 2
+    replay = RoutingReplay(model, recorded)
+    with torch.inference_mode(), replay(range(IDS.shape[1])):
+        found = model(IDS, use_cache=False).logits
+    assert replay.problem() is None
+    assert torch.equal(found, expected)
