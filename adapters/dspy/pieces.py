@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.rules import written_out
 from graftlm.core.grammar.schema.lowering import Lowered, lower_schema as lower
 from graftlm.core.grammar.spec import Composite, JsonSchema, Options
 
@@ -20,7 +22,9 @@ def literal(text: str) -> Lowered:
 
 def lower_schema(schema: Mapping[str, Any]) -> Lowered:
     """Return the language of a schema's JSON texts. Unsupported keywords are dropped: DSPy validates the value."""
-    return lower(JsonSchema(dict(schema)), _OPTIONS)
+    found = lower(JsonSchema(dict(schema)), _OPTIONS)
+    regular = written_out(found.node, found.rules)
+    return found if regular is None else replace(found, node=regular, rules={})
 
 
 def joined(pieces: Iterable[Lowered]) -> list[Composite]:

@@ -21,6 +21,7 @@ from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.nodes import nodes
+from graftlm.core.grammar.nodes.rules import written_out
 from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lark, Limits, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -197,7 +198,7 @@ def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options
 
 @dataclass(frozen=True)
 class Language:
-    """What a constraint allows, in nodes that every engine can write in its own notation."""
+    """What a constraint allows, in nodes and the rules that they name, for every engine."""
 
     node: nodes.Node
     rules: dict[str, nodes.Node] = field(default_factory=dict)
@@ -224,7 +225,7 @@ def _choose_engine(spec: Spec, vocabulary: Vocabulary, options: Options, reader:
         raise
     except GrammarError as error:
         try:
-            grammar = _by_llguidance(for_parsers(spec, options, reader), vocabulary)
+            grammar = _by_llguidance(language, vocabulary)
             check_start(grammar, vocabulary)
             return grammar
         except (GrammarError, RecursionError):
@@ -236,17 +237,18 @@ def _choose_engine(spec: Spec, vocabulary: Vocabulary, options: Options, reader:
 def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     """Compile into a DFA. Raises GrammarError if the constraint is not regular."""
     language = language_of(spec, options)
-    if language.rules:
+    regular = written_out(language.node, language.rules)
+    if regular is None:
         raise GrammarError(
-            "the constraint contains itself or admits any JSON value, which no automaton can hold; "
-            "let the engine be chosen, or use 'llguidance'"
+            "the constraint contains itself, admits any JSON value or is too large to be written out, and no finite "
+            "automaton can hold it; let the engine be chosen, or use 'pda'"
         )
-    return automaton(language, vocabulary, options.limits)
+    return language.grammar("fsm", FsmGrammar.compile(regular, vocabulary, options.limits))
 
 
 def compile_pda(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     """Compile into a deterministic pushdown automaton. Raises GrammarError if the language is not deterministic."""
-    language = language_of(spec, options, context_free=True)
+    language = language_of(spec, options)
     return language.grammar("pda", PdaGrammar.compile(language.node, language.rules, vocabulary, options.limits))
 
 
@@ -256,27 +258,11 @@ def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> 
         from graftlm.core.grammar.lark_text import compile_grammar_text
 
         return compile_grammar_text(spec.text, vocabulary)
-    return _by_llguidance(for_parsers(spec, options), vocabulary)
+    return _by_llguidance(language_of(spec, options), vocabulary)
 
 
-def for_parsers(spec: Spec, options: Options, reader: SchemaReader | None = None) -> Language:
-    """Return the language of `spec` with JSON's tokens as rules."""
-    return language_of(spec, options, context_free=True, token_rules=True, reader=reader)
-
-
-def language_of(
-    spec: Spec,
-    options: Options,
-    *,
-    context_free: bool = False,
-    token_rules: bool = False,
-    reader: SchemaReader | None = None,
-) -> Language:
-    """Return the language of `spec`; with `context_free` the definitions of a JSON schema are rules.
-
-    token_rules  JSON's tokens are rules, where there are any
-    reader       of a JSON schema, if it was read before
-    """
+def language_of(spec: Spec, options: Options, reader: SchemaReader | None = None) -> Language:
+    """Return the language of `spec`; `reader` is that of a JSON schema that was read before."""
     match spec:
         case Regex(pattern):
             from graftlm.core.grammar.regex import parser
@@ -288,11 +274,9 @@ def language_of(
             from graftlm.core.grammar.schema.lowering import lower_read, lower_schema
 
             if reader is not None:
-                lowered = lower_read(reader, spec, options, context_free=context_free, token_rules=token_rules)
+                lowered = lower_read(reader, spec, options)
             else:
-                lowered = lower_schema(
-                    spec, options, context_free=context_free, token_rules=token_rules, items_differ=True
-                )
+                lowered = lower_schema(spec, options, items_differ=True)
             return Language(lowered.node, lowered.rules, lowered.issues, lowered.annotations)
         case Composite(node, rules):
             return Language(node, dict(rules))
@@ -303,11 +287,12 @@ def language_of(
 
 
 def automaton(language: Language, vocabulary: Vocabulary, limits: Limits) -> Grammar:
-    """Compile into a DFA, or into a PDA if there are rules."""
+    """Compile into a DFA if the language is regular, else into a PDA."""
     node, rules = language.node, language.rules
-    if rules:
+    regular = written_out(node, rules)
+    if regular is None:
         return language.grammar("pda", PdaGrammar.compile(node, rules, vocabulary, limits))
-    return language.grammar("fsm", FsmGrammar.compile(node, vocabulary, limits))
+    return language.grammar("fsm", FsmGrammar.compile(regular, vocabulary, limits))
 
 
 def _by_llguidance(language: Language, vocabulary: Vocabulary) -> Grammar:

@@ -121,8 +121,9 @@ def _parts(spec: JsonSchema, options: Options) -> tuple[tuple[str, ...], tuple[s
 
 def _is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
     """A test of the subschemas of `spec` by their pointers: False where one contains itself or may be anything."""
+    from graftlm.core.grammar.nodes.rules import written_out
     from graftlm.core.grammar.schema.algebra.shapes import Reference
-    from graftlm.core.grammar.schema.lowering import Lowering, NotRegularError
+    from graftlm.core.grammar.schema.lowering import Lowering
     from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
     reader = SchemaReader(spec, options, items_differ=True)
@@ -130,9 +131,8 @@ def _is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
     def test(pointer: str) -> bool:
         try:
             with limited(options.limits):
-                Lowering(spec, options, reader).value(Reference(pointer))
-        except NotRegularError:
-            return False
+                lowering = Lowering(spec, options, reader)
+                return written_out(lowering.value(Reference(pointer)), lowering.rules) is not None
         except GrammarError:
             pass  # refused, whatever the engine
         return True

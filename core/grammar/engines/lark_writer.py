@@ -1,12 +1,14 @@
 """Write a language as a Lark grammar in llguidance's dialect.
 
 Serves the constraints that no automaton holds, about one public schema in thirty. Regular parts become terminals and
-the rest rules. Where several terminals may come next, llguidance's lexer takes the longest match and never backtracks.
+the rest rules. Where several terminals may come next, llguidance's lexer takes the longest match and never backtracks:
+JSON is cut into its tokens, each a terminal. Were `{"a":` one of them, the lexer would never see the `{` of `{"b":`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
@@ -17,7 +19,7 @@ from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import Node
 
 MAX_STATES = 1_000
-"""States of a graph or an automaton: each is a rule inside the rule before it, and llguidance's stack is limited."""
+"""States of a graph or an automaton, and depth of all rules: llguidance nests each in the one before on its stack."""
 MAX_TERMINALS = 45_000
 """Terminals of a grammar: llguidance compares each with all others, about 4 s for this number."""
 MAX_SYMBOLS = 65_525
@@ -31,6 +33,20 @@ MAX_SHORTEST = 1 << 17
 _MAX_REGEX = 200
 """Nodes of a regex that replaces a graph or an automaton."""
 _NO_END = 1 << 62
+_RULE_NAMES, _QUOTED = re.compile(r"\b[rs]\d+\b"), re.compile(r'"(?:[^"\\]|\\.)*"')
+_MARKS = b"{}[],:"
+_SPACES, _WHOLE, _PARTS, _RULES = map(chr, range(0x10000, 0x50000, 0x10000))
+"""Items of a sequence beside its literals: blanks, one token or less, other regular nodes, nodes with rules."""
+_BLANK = f"[ \t\n\r{_SPACES}-{chr(ord(_WHOLE) - 1)}]*+"
+_STRING = rf'"(?:[^"\\{_RULES}-\U0004ffff]|\\.)*+"'
+_PIECE = rf"(?:{_STRING}|[^ \t\n\r{{}}\[\],:\"{_SPACES}-{chr(ord(_WHOLE) - 1)}{_PARTS}-\U0004ffff])"
+_TOKEN = re.compile(
+    rf"{_BLANK}[{{}}\[\],:]{_BLANK}"
+    rf"|{_PIECE}(?:{_BLANK}{_PIECE})*+(?:{_BLANK}:{_BLANK}|{_BLANK}(?![{{}}\[\],])|)"
+    rf"|[{_PARTS}-\U0004ffff]|[ \t\n\r{_SPACES}-{chr(ord(_WHOLE) - 1)}]",
+    re.DOTALL,
+)
+"""A mark with its blanks, a name and its colon or another piece, an item of several tokens, a lone blank."""
 
 
 def to_lark(node: Node, rules: Mapping[str, Node]) -> str:
@@ -50,6 +66,7 @@ class _LarkWriter:
         self._terminals: dict[Node, str] = {}
         self._graphs: dict[int, tuple[Node, str]] = {}  # by id, with the node so that the id stays its own
         self._regular: dict[int, tuple[Node, bool]] = {}
+        self._is_one: dict[int, tuple[Node, bool]] = {}
         self._regexes: dict[int, Node] = {}  # of graphs and automata, by id
         self._lines: list[str] = []
         self._num_states = 0
@@ -59,7 +76,14 @@ class _LarkWriter:
         while self._work:
             name = self._work.pop()
             self._add(self._words[name], self._choice(self._rules[name]))
-        return "\n".join([f"start: {start}", *self._lines]) + "\n"
+        lines = [f"start: {start}", *self._lines]
+        depth = _depth(lines)
+        if depth > MAX_STATES:
+            raise GrammarError(
+                f"the definitions of the constraint nest {depth:,} rules deep, the limit of a context-free grammar is "
+                f"{MAX_STATES:,}; nest fewer definitions, or objects with fewer optional properties"
+            )
+        return "\n".join(lines) + "\n"
 
     def _add(self, name: str, body: str) -> None:
         self._lines.append(f"{name}: {body}")
@@ -72,13 +96,15 @@ class _LarkWriter:
         """Return `node` as the body of a rule."""
         if type(node) is nodes.Rule:
             return self._word(node.name)
-        if self._is_regular(node):
+        if self._is_token(node):
             return self._terminal(node)
         match node:
+            case nodes.Literal():
+                return self._sequence((node,))
             case nodes.Concat(items):
                 return self._sequence(items)
             case nodes.Alternation(items):
-                regular = [item for item in items if self._is_regular(item)]
+                regular = [item for item in items if self._is_token(item)]
                 ways = [nodes.alternation(*regular)] if regular else []
                 return " | ".join(map(self._choice, [*ways, *(item for item in items if item not in regular)]))
             case nodes.Repeat(item, low, high):
@@ -90,9 +116,12 @@ class _LarkWriter:
                 return self._choice(product(node))
 
     def _sequence(self, items: Sequence[Node]) -> str:
-        runs = list[Node]()  # neighbours that are regular are one terminal
+        tokens = self._json_tokens(items)
+        if tokens:
+            return " ".join(map(self._atom, tokens))
+        runs = list[Node]()  # neighbours that are tokens are one terminal
         for item in items:
-            if runs and self._is_regular(item) and self._is_regular(runs[-1]):
+            if runs and self._is_token(item) and self._is_token(runs[-1]):
                 runs[-1] = nodes.concat(runs[-1], item)
             else:
                 runs.append(item)
@@ -103,7 +132,7 @@ class _LarkWriter:
                 ways = after.items
             elif isinstance(after, nodes.Repeat) and (after.min, after.max) == (0, 1):
                 ways = (nodes.EMPTY, after.item)
-            if ways and self._is_regular(run):
+            if ways and self._is_token(run):
                 return " | ".join([self._choice(nodes.concat(*runs[:i], run, way, *runs[i + 2 :])) for way in ways])
         return " ".join(map(self._atom, runs))
 
@@ -121,7 +150,7 @@ class _LarkWriter:
                     f"there is no rule {name!r}; give it along with the node that names it (given: {known})"
                 )
             body = self._rules[name]
-            if self._is_regular(body):
+            if self._is_token(body):
                 word = self._terminal(body)
             else:
                 word = f"r{len(self._words)}"
@@ -191,6 +220,55 @@ class _LarkWriter:
                 return f"({self._expression(item)}){_quantifier(low, high)}"
         raise AssertionError(node)
 
+    def _is_token(self, node: Node) -> bool:
+        """Return True if `node` is regular and at most one token of JSON."""
+        if isinstance(node, nodes.Rule):
+            return False
+        found = self._is_one.get(id(node))
+        if found is None:
+            match node:
+                case nodes.Literal() | nodes.Concat():
+                    cut = self._cut(node.items if isinstance(node, nodes.Concat) else (node,))
+                    is_one = cut is None or len(cut) < 2 and not any(token[0] >= _PARTS for token in cut)
+                case nodes.Alternation() | nodes.Repeat():
+                    is_one = all(map(self._is_token, nodes.children(node)))
+                case _:
+                    is_one = not (isinstance(node, nodes.Graph) and _has_marks(node))
+            found = self._is_one[id(node)] = node, is_one and self._is_regular(node)
+        return found[1]
+
+    def _json_tokens(self, items: Sequence[Node]) -> list[Node]:
+        """Cut `items`, one after the other, at the brackets, commas and colons outside of JSON strings.
+
+        Blanks beside a mark belong to it. [] where there is no mark, or a string that does not end.
+        """
+        found = []
+        for token in self._cut(items) or ():
+            parts = (
+                items[ord(part) & 0xFFFF] if part >= _SPACES else nodes.Literal(part.encode("latin-1"))
+                for part in token
+            )
+            found.append(nodes.concat(*parts))
+        return found if any(map(_has_marks, found)) and len(found) > 1 else []
+
+    def _cut(self, items: Sequence[Node]) -> list[str] | None:
+        """Return the tokens of `items`: a character for each byte of a literal, and for any other item one that tells
+        its kind and its index; None where a string does not end.
+        """
+        if len(items) > 0xFFFF:
+            return None
+        pairs = enumerate(items)
+        text = "".join(
+            [x.data.decode("latin-1") if isinstance(x, nodes.Literal) else self._kind(x, i) for i, x in pairs]
+        )
+        found = [match[0] for match in _TOKEN.finditer(text)]
+        return found if sum(map(len, found)) == len(text) else None
+
+    def _kind(self, item: Node, index: int) -> str:
+        is_blank = isinstance(item, nodes.Repeat) and isinstance(item.item, nodes.CharSet) and _are_blanks(item.item)
+        kind = _SPACES if is_blank else _WHOLE if self._is_token(item) else _PARTS if self._is_regular(item) else _RULES
+        return chr(ord(kind) + index)
+
     def _is_regular(self, node: Node) -> bool:
         """Return True if a terminal can hold `node`; a graph or an automaton only if its regex is short."""
         if isinstance(node, nodes.Rule):
@@ -198,7 +276,10 @@ class _LarkWriter:
         found = self._regular.get(id(node))
         if found is None:
             regular = all(map(self._is_regular, nodes.children(node)))
-            if regular and isinstance(node, nodes.Graph | nodes.Automaton):
+            if isinstance(node, nodes.Automaton) and node.source is not None:
+                self._regexes[id(node)] = node.source
+                regular = self._is_regular(node.source)
+            elif regular and isinstance(node, nodes.Graph | nodes.Automaton):
                 regex = _short_regex(node)
                 regular = regex is not None
                 if regex is not None:
@@ -210,6 +291,34 @@ class _LarkWriter:
         """Return a regular node with regexes in place of its graphs and automata."""
         regex = self._regexes.get(id(node))
         return nodes.map_children(self._without_states, node if regex is None else regex)
+
+
+def _depth(lines: Sequence[str]) -> int:
+    """Return how deep a parser of the grammar nests that visits each rule where it is first named."""
+    named: dict[str, list[str]] = {}
+    for line in lines:
+        name, _, body = line.partition(": ")
+        named[name] = _RULE_NAMES.findall(_QUOTED.sub("", body)) if name[0] != "T" else []
+    seen, path, depth = {"start"}, [iter(named["start"])], 1
+    while path:
+        below = next((name for name in path[-1] if name not in seen), None)
+        if below is None:
+            path.pop()
+        else:
+            seen.add(below)
+            path.append(iter(named[below]))
+            depth = max(depth, len(path))
+    return depth
+
+
+def _has_marks(node: Node) -> bool:
+    if isinstance(node, nodes.Literal):
+        return any(byte in _MARKS for byte in node.data)
+    return any(map(_has_marks, nodes.children(node)))
+
+
+def _are_blanks(node: nodes.CharSet) -> bool:
+    return all(chr(code) in " \t\n\r" for low, high in node.ranges for code in range(low, min(high, low + 4) + 1))
 
 
 def _has_products(node: Node) -> bool:

@@ -139,14 +139,21 @@ class Difference(ComposedNode):
 class Automaton(ComposedNode):
     """A byte automaton that starts in state 0.
 
-    edges  int32 [num_edges, 4]: source, target, lowest and highest byte, ordered by source, then byte; disjoint
-    ends   int32 [num_ends]: the accepting states, ascending
+    edges   int32 [num_edges, 4]: source, target, lowest and highest byte, ordered by source, then byte; disjoint
+    ends    int32 [num_ends]: the accepting states, ascending
+    source  a node of the same language without states, for grammars in another notation; None if there is none
     """
 
-    __match_args__ = ("num_states", "edges", "ends")
+    __match_args__ = ("num_states", "edges", "ends", "source")
 
-    def __init__(self, num_states: int, edges: npt.NDArray[np.int32], ends: npt.NDArray[np.int32]) -> None:
-        self.num_states, self.edges, self.ends = num_states, edges, ends
+    def __init__(
+        self, num_states: int, edges: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], source: Node | None = None
+    ) -> None:
+        self.num_states, self.edges, self.ends, self.source = num_states, edges, ends, source
+
+    def with_source(self, source: Node) -> Automaton:
+        """Return the automaton with `source` as the node of its language."""
+        return Automaton(self.num_states, self.edges, self.ends, source)
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[tuple[int, int, int]]], accepting: Iterable[int]) -> Automaton:

@@ -1,21 +1,23 @@
 """Lower shapes to the language of their JSON text.
 
-The result is a node over bytes. Where a shape contains itself, or admits any value, it holds Rule nodes and comes with
-the rules they name; without rules the language is regular.
+The result is a node over bytes and the rules that it names. A language of which no rule contains itself is regular:
+`nodes/rules.py` writes it out for the DFA; other engines take the rules.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import EMPTY, NOTHING, Node, Rule
-from graftlm.core.grammar.nodes.sizes import NodeSizes
+from graftlm.core.grammar.nodes.rules import Substitution, written_out
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shapes import (
@@ -39,9 +41,8 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Unkept,
     both,
 )
-from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
-from graftlm.core.grammar.schema.satisfiability import WithoutRules, blame, unending
+from graftlm.core.grammar.schema.satisfiability import blame, unending
 from graftlm.core.grammar.schema.text import numbers
 from graftlm.core.grammar.schema.text.conditions import to_walk
 from graftlm.core.grammar.schema.text.declared import is_plain, members
@@ -57,13 +58,12 @@ from graftlm.core.grammar.schema.unique_items import (
 )
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Whitespace
 
-MAX_NESTING = 5  # shapes written out inside one another before one of them becomes a rule, where there are rules
-MAX_NODES = 50_000  # a definition that takes more when it is written out wherever it is used becomes a rule
+MAX_NESTING = 5  # shapes written out inside one another before one of them becomes a rule
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A language and the rules that it refers to; `rules` is empty when it is regular.
+    """A language and the rules that it refers to.
 
     The names of rules tell schemas and options apart, so languages of several schemas can share one grammar.
     """
@@ -74,53 +74,21 @@ class Lowered:
     annotations: tuple[Issue, ...] = ()
 
 
-def lower_schema(
-    spec: JsonSchema,
-    options: Options,
-    *,
-    context_free: bool = False,
-    token_rules: bool = True,
-    items_differ: bool = False,
-) -> Lowered:
-    """The JSON text of the values that a schema admits, with rules where it must or `context_free` asks for them.
+def lower_schema(spec: JsonSchema, options: Options, *, items_differ: bool = False) -> Lowered:
+    """Return the JSON text of the values that a schema admits.
 
-    token_rules   JSON's tokens are rules where there are any, as a parser that reads tokens needs them
     items_differ  the caller keeps `uniqueItems` beside the language, by `unique_places`; else it is not kept
 
     Raises GrammarError for what cannot be kept or satisfied.
     """
     with limited(options.limits), closing(SchemaReader(spec, options, items_differ=items_differ)) as reader:
-        return lower_read(reader, spec, options, context_free=context_free, token_rules=token_rules)
+        return lower_read(reader, spec, options)
 
 
-def lower_read(
-    reader: SchemaReader, spec: JsonSchema, options: Options, *, context_free: bool = False, token_rules: bool = True
-) -> Lowered:
-    """The same of a schema whose reader is at hand, which may be lowered in several ways and is read once."""
+def lower_read(reader: SchemaReader, spec: JsonSchema, options: Options) -> Lowered:
+    """Return the same of a schema that was read before."""
     with limited(options.limits):
-        if not context_free:
-            with suppress(NotRegularError):
-                regular = _regular(spec, options, reader, token_rules)
-                if regular is not None:
-                    return regular.lower()
-        return Lowering(spec, options, reader, context_free=True, token_rules=token_rules).lower()
-
-
-def _regular(spec: JsonSchema, options: Options, reader: SchemaReader, token_rules: bool) -> Lowering | None:
-    """What may lower the schema without rules; None, or NotRegularError, where nothing can.
-
-    What may turn out to need rules is lowered before the rest, which would be lowered in vain.
-    """
-    lowering = Lowering(spec, options, reader, token_rules=token_rules)
-    irregular = Irregular(reader, lowering.close)
-    if irregular(Reference("")):
-        return None
-    try:
-        for shape in irregular.doubtful:
-            lowering.value(shape)
-    except GrammarError:  # perhaps of a part that nothing needs
-        return Lowering(spec, options, reader, token_rules=token_rules)
-    return lowering
+        return Lowering(spec, options, reader).lower()
 
 
 def unique_places(spec: JsonSchema, options: Options, reader: SchemaReader) -> Place | None:
@@ -133,59 +101,47 @@ def unique_places(spec: JsonSchema, options: Options, reader: SchemaReader) -> P
 
 
 @lru_cache(maxsize=8)
-def any_value_rules(whitespace: Whitespace, bounded_numbers: bool, tokens: bool = True) -> tuple[str, dict[str, Node]]:
-    """The rule of any value, and all rules for it: the same in each grammar."""
+def any_value_rules(whitespace: Whitespace, bounded_numbers: bool) -> tuple[str, dict[str, Node]]:
+    """Return the rule of any value, and all rules for it: the same in each grammar."""
     spec, options = JsonSchema(True), Options(whitespace=whitespace, bounded_numbers=bounded_numbers)
-    lowering = Lowering(spec, options, SchemaReader(spec, options), context_free=True, token_rules=tokens)
+    lowering = Lowering(spec, options, SchemaReader(spec, options))
     name = f"{lowering.tokens.prefix} any value"
     lowering._nodes[ANYTHING] = Rule(name)
     shapes: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null(), Array(), Object())
-    lowering.tokens.rules[name] = nodes.alternation(*map(lowering.value, shapes))
-    return name, lowering.tokens.rules
+    lowering.rules[name] = nodes.alternation(*map(lowering.value, shapes))
+    return name, lowering.rules
 
 
-class NotRegularError(Exception):
-    """The schema contains itself, admits any value, or is too large to be written out."""
-
-
-_NAMED = (Reference, Both, ExactlyOne)
-_NAMED_WITHOUT_TOKENS = (*_NAMED, Object, Array, Text, Number)
-"""What is a rule where there are rules: what a schema may name, or hold more than once."""
+_NAMED = (Reference, Both, ExactlyOne, Object, Array, Text, Number)
+"""Shapes that become rules: those that a schema names, or contains more than once."""
 
 
 class Lowering:
-    """Lowers the shapes of one schema document, with `context_free` to rules."""
+    """Lowers the shapes of one schema document, each once.
 
-    def __init__(
-        self,
-        spec: JsonSchema,
-        options: Options,
-        reader: SchemaReader,
-        *,
-        context_free: bool = False,
-        token_rules: bool = True,
-    ) -> None:
+    rules  by name
+    """
+
+    def __init__(self, spec: JsonSchema, options: Options, reader: SchemaReader) -> None:
         self._spec, self._options, self._reader = spec, options, reader
         self.algebra = self._reader.algebra
         self.names_differ, self.pointers = reader.items_differ, reader.pointers
         self.strict = options.strict
         self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
-        has_rules = context_free and token_rules
-        self.tokens = JsonTokens(spec, options, has_rules=has_rules, for_automata=not token_rules)
-        self._context_free = context_free
-        self._named = _NAMED if self.tokens.has_rules else _NAMED_WITHOUT_TOKENS
+        self.tokens = JsonTokens(spec, options)
+        self.rules: dict[str, Node] = {}
+        self._ending: frozenset[str] = frozenset()  # rules that are known to derive finite strings
         self._nodes: dict[Shape, Node] = {}
         self.member_nodes: dict[Shape, Node] = {}  # of what members may be, and with their names:
         self.members: dict[tuple[str, Shape], Node] = {}
         self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
-        self._size = NodeSizes()
         self._shape_numbers: dict[Shape, int] = {}
 
     def lower(self) -> Lowered:
         """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
         node = self.value(Reference(""))
-        barren = unending(self.tokens.rules, self.tokens.ending, surveyed=not self.tokens.has_rules)
+        barren = unending(self.rules, self._ending)
         if barren:
             node = self._without_rules(node, barren)
         if node == NOTHING and self._reader.contradictions:
@@ -196,13 +152,13 @@ class Lowering:
             if self.algebra.excludes_unique:
                 reason += "; arrays are never written with equal items to escape a 'uniqueItems' under 'not' or 'oneOf'"
             raise GrammarError(f"{pointer or '/'}: nothing can satisfy this: {reason}", pointer=pointer)
-        return Lowered(node, self.tokens.rules, tuple(self._reader.issues), tuple(self._reader.annotations))
+        return Lowered(node, self.rules, tuple(self._reader.issues), tuple(self._reader.annotations))
 
     def _without_rules(self, node: Node, barren: list[str]) -> Node:
         """`node` and the rules without those that derive no finite text."""
-        rules, without = self.tokens.rules.items(), WithoutRules(barren)
-        self.tokens.rules = {name: without.node(body) for name, body in rules if name not in without.names}
-        found = without.node(node)
+        without = Substitution(dict.fromkeys(barren, NOTHING))
+        self.rules = {name: without(body) for name, body in self.rules.items() if name not in without.rules}
+        found = without(node)
         if found == NOTHING:
             target = barren[0].removeprefix(self.tokens.prefix).removeprefix(" ")
             raise GrammarError(
@@ -219,20 +175,17 @@ class Lowering:
             return found
         if shape in self._open:
             self._open[shape] = True
-            self._needs_rules()
             name = self._rule_name(shape)
-            self.tokens.rules.setdefault(name, NOTHING)
+            self.rules.setdefault(name, NOTHING)
             return Rule(name)
         check()
         self._open[shape] = False
         node = self._lower(shape)
         is_recursive = self._open.pop(shape)
-        is_named = isinstance(shape, self._named) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
-        is_kept = is_named and self._context_free or self._size(node) > MAX_NODES
-        if is_recursive or (is_kept and not nodes.is_nothing(node)):
-            self._needs_rules()
+        is_named = isinstance(shape, _NAMED) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
+        if is_recursive or (is_named and not nodes.is_nothing(node)):
             name = self._rule_name(shape)
-            self.tokens.rules[name] = node
+            self.rules[name] = node
             node = Rule(name)
         self._nodes[shape] = node
         return node
@@ -246,10 +199,6 @@ class Lowering:
             return f"{self.tokens.prefix} {shape.target}"
         number = self._shape_numbers.setdefault(shape, len(self._shape_numbers))
         return f"{self.tokens.prefix} shape {number}"
-
-    def _needs_rules(self) -> None:
-        if not self._context_free:
-            raise NotRegularError
 
     def close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """Strict mode: an object that declares members and says nothing of others has no others."""
@@ -281,16 +230,14 @@ class Lowering:
             case Literals(texts):
                 scalars = [self.tokens.scalar_text(text) for text in texts if text[0] not in "[{"]
                 others = [self.tokens.literal(json.loads(text)) for text in texts if text[0] in "[{"]
-                return nodes.alternation(
-                    *([self.tokens.token(nodes.alternation(*scalars))] if scalars else []), *others
-                )
+                return nodes.alternation(*scalars, *others)
             case Null():
-                return self.tokens.token(nodes.literal("null"))
+                return nodes.literal("null")
             case Boolean():
-                return self.tokens.token(nodes.alternation(nodes.literal("true"), nodes.literal("false")))
+                return nodes.alternation(nodes.literal("true"), nodes.literal("false"))
             case Number():
                 if self._bounded_numbers and not self.algebra.is_nothing(shape):
-                    return self.tokens.token(numbers.readable(shape, context_free=self._context_free))
+                    return numbers.readable(shape)
                 return NOTHING if self.algebra.is_nothing(shape) else self.tokens.of_shape(shape, numbers.number(shape))
             case Text():
                 return self.tokens.of_shape(shape, text_language.quoted(shape))
@@ -304,7 +251,7 @@ class Lowering:
         narrowed = {kind: self.algebra.narrow(shape, kind) for kind in KINDS}
         if all(part == ANYTHING for part in narrowed.values()):
             return self._any_value()
-        ways = [self.tokens.token(nodes.literal(kind)) for kind in KINDS[:3] if narrowed[kind] == ANYTHING]
+        ways = [nodes.literal(kind) for kind in KINDS[:3] if narrowed[kind] == ANYTHING]
         for kind in ("number", "string"):
             if narrowed[kind] != NO_SHAPE:
                 ways += map(self.value, self.algebra.pieces(shape, kind))
@@ -314,9 +261,9 @@ class Lowering:
         return nodes.alternation(*(way for way in ways if not nodes.is_nothing(way)))
 
     def _any_value(self) -> Node:
-        self._needs_rules()
-        name, rules = any_value_rules(self._whitespace, self._bounded_numbers, self.tokens.has_rules)
-        self.tokens.add_ending(rules)
+        name, rules = any_value_rules(self._whitespace, self._bounded_numbers)
+        self.rules.update(rules)
+        self._ending |= rules.keys()
         return Rule(name)
 
     def _arrays(self, parts: tuple[Shape, ...]) -> Node:
@@ -337,7 +284,9 @@ class Lowering:
         if items is None:
             return shape
         if shape.min_items > 1 and not spelling.by_value:
-            most = num_texts(Lowering(self._spec, self._options, self._reader).value(items))
+            lowering = Lowering(self._spec, self._options, self._reader)
+            regular = written_out(lowering.value(items), lowering.rules)
+            most = np.inf if regular is None else num_texts(regular)
             if most < shape.min_items:
                 pointer = self.pointer(shape)
                 reason = (
@@ -379,8 +328,6 @@ class Lowering:
         if not self.names_differ or not has_free_names(parts):
             parts = tuple(map(self._uncounted, parts))
         whole = self.close(parts)
-        if len(whole) == 1 and isinstance(whole[0], Object) and is_open(whole[0]):
-            self._needs_rules()  # before its members are lowered in vain
         try:
             plain = [part for part in whole if is_plain(part)]
             if len(plain) == len(whole):
@@ -406,3 +353,29 @@ class Lowering:
         kept = replace(part, min_properties=0)
         self._reader.pointers.setdefault(kept, self.pointer(part))
         return kept
+
+
+def closed(parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """`parts` of one object without members that none of them declares, unless one says something of others."""
+    objects = [part for part in parts if isinstance(part, Object)]
+    if len(parts) == len(objects) == 1:
+        one = objects[0]
+        if one.closed or not _declares(one):
+            return parts
+        sizes = one.min_properties, one.max_properties
+        return (Object(one.properties, one.patterns, NO_SHAPE, one.required, *sizes, one.names, True),)
+    if any([part.closed for part in objects]) or not any([_declares(part) for part in objects]):
+        return parts
+    names = dict.fromkeys([name for part in objects for name, _ in part.properties])
+    patterns = dict.fromkeys([pattern for part in objects for pattern, _ in part.patterns])
+    closing = Object(
+        properties=tuple((name, ANYTHING) for name in names),
+        patterns=tuple((pattern, ANYTHING) for pattern in patterns),
+        additional=NO_SHAPE,
+        closed=True,
+    )
+    return (*parts, closing)
+
+
+def _declares(shape: Object) -> bool:
+    return bool(shape.properties or shape.patterns or shape.empty)

@@ -66,13 +66,10 @@ def _no_member(case: tuple[Shape, ...], algebra: ShapeAlgebra) -> bool:
     return any(algebra.is_nothing(both(*(algebra.member(part, name) for part in objects))) for name in names)
 
 
-def unending(rules: dict[str, Node], ending: Iterable[str] = (), *, surveyed: bool = True) -> list[str]:
-    """The rules that derive no finite text; those of `ending` do.
-
-    surveyed  the rules become an automaton, which surveys them anyway; else it costs less to walk to the nearest end
-    """
+def unending(rules: dict[str, Node], ending: Iterable[str] = ()) -> list[str]:
+    """Return the rules that derive no finite string; those of `ending` do."""
     found = _Endings(rules, ending)
-    if surveyed and found.look():
+    if found.look():
         return []
     while True:
         before = len(found.rules)
@@ -145,32 +142,3 @@ class _Endings:
                             reached.add(target)
                             work.append(target)
                 return not accepting.isdisjoint(reached)
-
-
-class WithoutRules:
-    """Nodes with the rules of these names deriving nothing; nodes that are shared stay so."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = frozenset(names)
-        self._found: dict[int, tuple[Node, Node]] = {}  # by id, with the node so that the id stays its own
-
-    def node(self, node: Node) -> Node:
-        if isinstance(node, nodes.Rule):
-            return nodes.NOTHING if node.name in self.names else node
-        if not isinstance(node, _COMPOSED):
-            return node
-        if id(node) not in self._found:
-            check()
-            self._found[id(node)] = node, self._composed(node)
-        return self._found[id(node)][1]
-
-    def _composed(self, node: nodes.Concat | nodes.Alternation | nodes.Repeat | nodes.Graph) -> Node:
-        match node:
-            case nodes.Concat(items):
-                return nodes.concat(*map(self.node, items))
-            case nodes.Alternation(items):
-                return nodes.alternation(*(item for item in map(self.node, items) if not nodes.is_nothing(item)))
-            case nodes.Repeat(item, least, most):
-                return nodes.repeat(self.node(item), least, most)
-            case nodes.Graph(rows, accepting):
-                return nodes.graph([[(self.node(item), to) for item, to in row] for row in rows], accepting)

@@ -14,8 +14,7 @@ from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import Grammar, Limits, budget
 from graftlm.core.grammar.compile import compile_spec
 from graftlm.core.grammar.nodes import nodes
-from graftlm.core.grammar.schema.algebra.shapes import Number, Shape
-from graftlm.core.grammar.schema.lowering import Lowering
+from graftlm.core.grammar.schema.algebra.shapes import Shape
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import Composite, Options, Spec
 from graftlm.plugins.hookspecs import Register, hookimpl
@@ -50,7 +49,7 @@ def test_choices_may_begin_alike_and_be_empty() -> None:
 
 
 def test_asking_an_automaton_for_what_is_not_regular_is_an_error() -> None:
-    with pytest.raises(GrammarError, match="no automaton can hold"):
+    with pytest.raises(GrammarError, match="no finite automaton can hold"):
         compiled({"type": "object"}, engine="fsm")
     with pytest.raises(GrammarError, match="only llguidance matches the text of a grammar"):
         compiled(Lark('start: "a"'), engine="fsm")
@@ -229,20 +228,6 @@ def test_a_schema_is_read_once_though_unique_items_and_the_other_engine_need_it_
     schema = {"type": "array", "items": {"type": "string", "maxLength": 9}, "uniqueItems": True}
     allows(Grammar.compile(JsonSchema(schema), BYTES, limits=Limits(states=states)), '["a"]')
     assert sorted(pointers) == ["", "/items"]
-
-
-def test_a_part_that_needs_rules_is_found_before_the_rest_is_lowered_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered: list[Shape] = []
-    lower = Lowering._lower
-
-    def counted(lowering: Lowering, shape: Shape) -> nodes.Node:
-        lowered.append(shape)
-        return lower(lowering, shape)
-
-    monkeypatch.setattr(Lowering, "_lower", counted)
-    either = {"allOf": [{"type": "object"}, {"required": ["b"]}]}
-    Grammar.compile(JsonSchema({"properties": {"a": {"type": "number", "maximum": 7}, "b": either}}), BYTES)
-    assert len([shape for shape in lowered if isinstance(shape, Number) and shape.maximum]) == 1
 
 
 def test_public_names_come_from_the_package() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.nodes.nodes import Node
+from graftlm.core.grammar.nodes.rules import written_out
 from graftlm.core.grammar.schema.algebra.formats import (
     ALIASES,
     ANNOTATIONS as ANNOTATION_FORMATS,
@@ -95,9 +96,6 @@ def _of_schema(outer: SchemaReader, pointer: str) -> ContentFormat:
     from graftlm.core.grammar.schema.lowering import Lowering  # it lowers what has been read
 
     class Contents(Lowering):
-        def _needs_rules(self) -> None:
-            """Go on: rules that are left in the end are refused below."""
-
         def _any_value(self) -> Node:
             return any_json(options, DEPTH_INSIDE).node
 
@@ -106,10 +104,10 @@ def _of_schema(outer: SchemaReader, pointer: str) -> ContentFormat:
         raise GrammarError("JSON that holds itself cannot be kept inside a string")
     with closing(type(outer)(spec, options, inside=(*outer.inside, pointer))) as reader:
         lowering = Contents(spec, options, reader)
-        node = lowering.value(Reference(pointer))
+        node = written_out(lowering.value(Reference(pointer)), lowering.rules)
         outer.issues += reader.issues
         outer.annotations += reader.annotations
-    if lowering.tokens.rules:
+    if node is None:
         raise GrammarError("JSON that holds itself, or is too large to be written out, cannot be kept inside a string")
     said = (spec.text, spec.documents_text, pointer, options.strict, options.whitespace, options.bounded_numbers)
     return ContentFormat(f"JSON {said}", node)
@@ -131,5 +129,7 @@ def _any_json(options: Options, depth: int) -> ContentFormat:
         levels[f"{level}"] = {
             "anyOf": [scalars, {"type": "array", "items": inner}, {"type": "object", "additionalProperties": inner}]
         }
-    node = lower_schema(JsonSchema({"$defs": levels, "$ref": f"#/$defs/{depth}"}), options).node
+    lowered = lower_schema(JsonSchema({"$defs": levels, "$ref": f"#/$defs/{depth}"}), options)
+    node = written_out(lowered.node, lowered.rules)
+    assert node is not None, "no level contains itself"
     return ContentFormat(f"any JSON {(depth, options.whitespace, options.bounded_numbers)}", node)

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeGuard
 
 from graftlm.core.grammar.nodes import nodes
-from graftlm.core.grammar.nodes.nodes import EMPTY, Node
+from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Object, Shape, both
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graftlm.core.grammar.schema.lowering import Lowering
-
-MAX_WALK = 400
-"""Members that may each be left out, above which a grammar with rules groups them instead of walking it."""
-_GROUP = 4
-"""Members of a group, and groups of a larger one."""
 
 
 def is_plain(shape: Shape) -> TypeGuard[Object]:
@@ -106,8 +101,6 @@ def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, n
     State 0 has written nothing, 2 i + 1 is about to write member i, 2 i + 2 has passed it.
     """
     members, comma = [*written, *([others] if others is not None else [])], lowering.tokens.comma
-    if lowering.tokens.has_rules and len(members) > MAX_WALK:
-        return _Groups(lowering, members, repeats=others is not None, needed=needed).text()
     count, last = len(members), 2 * len(members)
     # objects have these edges alike, which are made once: most of a large schema's nodes would be such
     starts, passed = lowering.tokens.starts_and_passed(count)
@@ -123,47 +116,3 @@ def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, n
     if count < 2:
         return nodes.graph(rows, ends)
     return nodes.Graph(tuple(rows), frozenset(ends))  # it has nothing to simplify
-
-
-class _Groups:
-    """The same by rules for a few members, for a few of those, and so on: a parser nests them but a few deep.
-
-    A rule says what may begin a group, and another what of it may follow others: a comma and the first rule.
-
-    repeats  whether the last node may come any number of times
-    needed   whether it must come
-    """
-
-    def __init__(self, lowering: Lowering, members: list[Node], *, repeats: bool, needed: bool) -> None:
-        self._token, self._comma = lowering.tokens.token, lowering.tokens.comma
-        self._members = members
-        self._repeats, self._needed = repeats, needed
-
-    def text(self) -> Node:
-        firsts = list(self._members)
-        last = nodes.concat(self._comma, firsts[-1])  # what of the last one follows others
-        if self._repeats:
-            last = self._token(nodes.star(last))
-            firsts[-1] = nodes.concat(firsts[-1], last)
-        elif not self._needed:
-            last = self._token(nodes.optional(last))
-        while len(firsts) > 1:
-            groups = [firsts[i : i + _GROUP] for i in range(0, len(firsts), _GROUP)]
-            firsts = [self._first(group, None) for group in groups[:-1]] + [self._first(groups[-1], last)]
-            if len(groups[-1]) > 1:
-                last = nodes.concat(self._comma, firsts[-1])
-                last = last if self._needed else self._token(nodes.optional(last))
-        return firsts[0] if self._needed else nodes.optional(firsts[0])
-
-    def _first(self, group: list[Node], last: Node | None) -> Node:
-        """The text that one of a group begins; `last` is what of its last one follows others, if not an option."""
-        if len(group) == 1:
-            return group[0]
-        ways: list[Node] = [group[-1]]
-        rest: Node = EMPTY
-        for i in range(len(group) - 1, 0, -1):
-            option = nodes.optional(nodes.concat(self._comma, group[i]))
-            after, last = last or (self._token(option) if i > 1 else option), None  # that of the second is named once
-            rest = nodes.concat(after, rest)
-            ways.append(nodes.concat(group[i - 1], rest))
-        return self._token(nodes.alternation(*reversed(ways)))

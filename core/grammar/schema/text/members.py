@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.schema.algebra.shapes import Shape
-from graftlm.core.grammar.schema.text import declared
 from graftlm.core.grammar.schema.text.branches import Formula, Walk
 from graftlm.core.grammar.schema.text.member_ways import Key, Kind, MemberWays, State
 
@@ -36,36 +35,10 @@ class Members:
         self._keys: dict[Kind, Node] = {}
 
     def node(self) -> Node:
-        row = self._row() if self._lowering.tokens.has_rules else None
-        if row is not None:
-            return row
         self._place(self._ways.start, False)
         while self._work:
             self._steps(*self._work.pop())
         return self._walk.node()
-
-    def _row(self) -> Node | None:
-        """The same where nothing that was written decides about what may follow: patterns of names are often so."""
-        state, written, needed = self._ways.start, list[Node](), list[int]()
-        while state[0] < len(self._ways.walked):
-            ways = self._ways.of(state)
-            after = [ways.absent] if ways.absent is not None else []
-            after += [target for _, _, target in ways.present]
-            if len(ways.present) > 1 or not after or any([target != after[0] for target in after]):
-                return None
-            members = self._members(ways.present)
-            if not members and ways.absent is None:
-                return None
-            needed += range(len(written), len(written) + len(members)) if ways.absent is None else ()
-            written += [node for node, _ in members]
-            state = after[0]
-        ways = self._ways.of(state)
-        if not ways.ends or any([target != state for _, _, target in ways.present]):
-            return None
-        others = nodes.alternation(*[node for node, _ in self._members(ways.present)])
-        if nodes.is_nothing(others):
-            return declared.in_order(self._lowering, written, needed, None)
-        return declared.in_order(self._lowering, written, needed, self._lowering.tokens.token(others))
 
     def _place(self, state: State, written: bool) -> int:
         """The number of a place; a new one will be left in turn."""

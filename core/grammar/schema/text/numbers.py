@@ -54,7 +54,7 @@ def number(shape: Number) -> Node:
     return nodes.Intersection((in_bounds(shape), multiples)) if bounded else multiples
 
 
-def readable(shape: Number, *, context_free: bool) -> Node:
+def readable(shape: Number) -> Node:
     """The numbers of `shape` that common readers hold: integers of 18 digits, others of 17 significant digits.
 
     What the shape itself bounds stays. Exponents have two digits. For multiples see `_readable_multiples`.
@@ -71,7 +71,7 @@ def readable(shape: Number, *, context_free: bool) -> Node:
     shape = _unlike_zero(shape)
     low, high = shape.minimum, shape.maximum
     if low is None and high is None:
-        return FLOAT if context_free else _float_automaton()
+        return _float_automaton()
     # with 17 digits, 4.9999999999999999 is below 5 but not once it is read
     most = EXACT_DIGITS if (shape.exclusive_minimum and low) or (shape.exclusive_maximum and high) else MAX_DIGITS
     if low is not None and high is not None:
@@ -206,7 +206,7 @@ def _float_automaton() -> Node:
     rows += [[*([digits(left + n - 1)] if n else []), *to_exponent] for n in range(MAX_DIGITS + 1)]
     rows += [[digits(left + n - 1)] if n else [] for n in range(MAX_DIGITS + 1)]
     accepting = {zero, ones, tens, *range(whole, points)}
-    return nodes.Automaton.of(rows, accepting)
+    return nodes.Automaton.of(rows, accepting).with_source(FLOAT)
 
 
 def _multiples(steps: tuple[Decimal, ...], integer: bool, num_whole: int | None = None) -> Node:

@@ -1,4 +1,4 @@
-"""The tokens of JSON: brackets, commas, names and literals, and the rules that a grammar of tokens makes of them."""
+"""The tokens of JSON: brackets, commas, names and literals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.nodes import nodes
-from graftlm.core.grammar.nodes.nodes import EMPTY, NOTHING, Node, Rule
+from graftlm.core.grammar.nodes.nodes import EMPTY, NOTHING, Node
 from graftlm.core.grammar.schema.algebra.shapes import Number, Text
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.name_trie import names_but
@@ -23,28 +23,17 @@ _BLANKS = nodes.repeat(nodes.chars(" \t\n\r"), 0, 20)
 class JsonTokens:
     """Writes the tokens of one document with the whitespace that was asked for.
 
-    With `has_rules` each token becomes a rule. A parser that reads tokens needs them whole and apart: were `{"a":` one
-    of them, it would never see the `{` of `{"b":`.
-
-    rules         by their names, those of tokens and those that the document adds
-    ending        the names of those that derive finite texts, as is known before
-    prefix        of these names, which tells schemas and options apart
-    for_automata  what is written becomes an automaton, and no grammar in another notation
+    prefix  of the names of its rules, which tells schemas and options apart
     """
 
-    def __init__(self, spec: JsonSchema, options: Options, *, has_rules: bool, for_automata: bool) -> None:
+    def __init__(self, spec: JsonSchema, options: Options) -> None:
         self._spec, self._options = spec, options
-        self.has_rules = has_rules
-        self._for_automata = for_automata
-        self.rules: dict[str, Node] = {}
-        self.ending: frozenset[str] = frozenset()
-        self._tokens: dict[Node | bytes, Rule] = {}
         self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = nodes.literal(" ") if options.whitespace == "single" else self._blanks
         self._names: dict[str, Node] = {}
         self._other_names: dict[frozenset[str], Node] = {}
         self._brackets: dict[str, tuple[Node, Node]] = {}  # by the opening one, with the closing one
-        self.comma = self.token(nodes.concat(self._blanks, nodes.literal(","), after))
+        self.comma = nodes.concat(self._blanks, nodes.literal(","), after)
         self._colon = nodes.concat(self._blanks, nodes.literal(":"), after)
         self._starts: tuple[_Edge, ...] = ()
         self._passed: list[tuple[_Edge, ...]] = []
@@ -54,28 +43,12 @@ class JsonTokens:
         text, options = self._spec.text + self._spec.documents_text, self._options
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
         prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
-        prefix += " bounded" if options.bounded_numbers else ""
-        return prefix + (" tokens" if self.has_rules else "")
+        return prefix + (" bounded" if options.bounded_numbers else "")
 
-    def add_ending(self, rules: dict[str, Node]) -> None:
-        """Add rules that derive finite texts."""
-        self.rules.update(rules)
-        self.ending |= rules.keys()
-
-    def token(self, node: Node) -> Node:
-        """`node` as a rule of its own, in a grammar that has rules; it may derive the empty text."""
-        if not self.has_rules or nodes.is_nothing(node):
-            return node
-        key = node.data if isinstance(node, nodes.Literal) else node  # which is hashed and compared far sooner
-        found = self._tokens.get(key)
-        if found is None:
-            found = self._tokens[key] = Rule(f"{self.prefix} token {len(self._tokens)}")
-            self.rules[found.name] = node
-        return found
-
-    def of_shape(self, shape: Text | Number, node: Node) -> Node:
-        """`node`, the texts of a shape, as a token."""
-        return _automaton_of(node) if self._for_automata and _is_common(shape) else self.token(node)
+    @staticmethod
+    def of_shape(shape: Text | Number, node: Node) -> Node:
+        """Return `node`, the strings of `shape`; of a common shape its automaton, which is cached."""
+        return _automaton_of(node) if _is_common(shape) else node
 
     def literal(self, value: Any) -> Node:
         match value:
@@ -85,7 +58,7 @@ class JsonTokens:
                 pairs = [nodes.concat(self.name(name), self.literal(item)) for name, item in value.items()]
                 return self.bracketed("{", self._joined(pairs), "}")
             case _:
-                return self.token(self.scalar(value))
+                return self.scalar(value)
 
     @staticmethod
     def scalar(value: Any) -> Node:
@@ -110,16 +83,12 @@ class JsonTokens:
         found = self._names.get(name)
         if found is None:
             text = json_text.string_bytes(name)
-            if isinstance(self._colon, nodes.Literal):
-                found = self.token(nodes.Literal(text + self._colon.data))
-            else:
-                found = self.token(nodes.concat(nodes.Literal(text), self._colon))
-            self._names[name] = found
+            found = self._names[name] = nodes.concat(nodes.Literal(text), self._colon)
         return found
 
     def key(self, name: Node) -> Node:
         """The same of any name in `name`, a language of names as they are written."""
-        return self.token(nodes.concat(json_text.quoted(name), self._colon))
+        return nodes.concat(json_text.quoted(name), self._colon)
 
     def other_names(self, names: list[str]) -> Node:
         """Any name but these, as it is written: the same node in whatever order they come."""
@@ -130,14 +99,14 @@ class JsonTokens:
         return found
 
     def _names_but(self, names: list[str]) -> Node:
-        if self._for_automata and names:
-            return names_but(names)
-        if not self.has_rules or not names:
+        if not names:
             return json_text.other_names(names)
-        # llguidance follows a difference faster than a trie; but then a name must have one spelling
+        # a difference takes one spelling of each name away
         one_spelling = all(name.isprintable() and "/" not in name for name in names)
         anything = nodes.star(json_text.TEXT_CHAR if one_spelling else json_text.NAME_CHAR)
-        return nodes.Difference(anything, nodes.alternation(*map(json_text.inside, names)))
+        return names_but(names).with_source(
+            nodes.Difference(anything, nodes.alternation(*map(json_text.inside, names)))
+        )
 
     def starts_and_passed(self, count: int) -> tuple[tuple[_Edge, ...], list[tuple[_Edge, ...]]]:
         """Edges of a walk over `count` members or more that may each be left out: state 0 has written nothing,
@@ -156,8 +125,8 @@ class JsonTokens:
             return NOTHING
         marks = self._brackets.get(left)
         if marks is None:
-            opening = self.token(nodes.concat(nodes.literal(left), self._blanks))
-            marks = self._brackets[left] = opening, self.token(nodes.concat(self._blanks, nodes.literal(right)))
+            opening = nodes.concat(nodes.literal(left), self._blanks)
+            marks = self._brackets[left] = opening, nodes.concat(self._blanks, nodes.literal(right))
         return nodes.concat(marks[0], inside, marks[1])
 
 
@@ -171,4 +140,5 @@ def _is_common(shape: Text | Number) -> bool:
 @lru_cache(maxsize=64)
 def _automaton_of(node: Node) -> Node:
     """`node` as its automaton, unless that counts repeats: then it has few states only inside a larger one."""
-    return product.without_counters(node) or node
+    found = product.without_counters(node)
+    return node if found is None else found.with_source(node)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.compile import for_parsers
-from graftlm.core.grammar.engines.lark_writer import to_lark
+from graftlm.core.grammar.compile import language_of
+from graftlm.core.grammar.engines.lark_writer import _LarkWriter, to_lark
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
@@ -23,7 +24,7 @@ def accepted(text: str, document: str) -> bool:
 
 
 def written(schema: dict[str, Any], *, strict: bool = True) -> str:
-    language = for_parsers(JsonSchema(schema), Options(strict=strict))
+    language = language_of(JsonSchema(schema), Options(strict=strict))
     return to_lark(language.node, language.rules)
 
 
@@ -69,10 +70,46 @@ def test_each_kind_of_object_keeps_its_own_members(document: str, is_accepted: b
 
 
 def test_a_graph_is_written_as_one_regex_if_that_is_short() -> None:
-    graph = nodes.Graph((((nodes.literal("a"), 1),), ((nodes.literal(",x"), 1),)), frozenset({1}))
+    graph = nodes.Graph((((nodes.literal("a"), 1),), ((nodes.literal(".x"), 1),)), frozenset({1}))
     text = to_lark(graph, {})
     assert text.count("\n") == 2
-    assert [accepted(text, document) for document in ("a", "a,x,x", "a,", ",x")] == [True, True, False, False]
+    assert [accepted(text, document) for document in ("a", "a.x.x", "a.", ".x")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("items", "tokens"),
+    [
+        (['{"a":1}'], ["{", '"a":', "1", "}"]),
+        (['{ "a" : [', "1 , 2] }"], ["{ ", '"a" : ', "[", "1", " , ", "2", "] ", "}"]),
+        (['{"a,{\\"":"}"', "}"], ["{", '"a,{\\"":', '"}"', "}"]),
+        (["Say: ", "yes"], ["Say: ", "yes"]),
+        (["five o'clock, \"she said"], []),  # a string that does not end
+        (["plain"], []),
+    ],
+)
+def test_a_sequence_is_cut_into_the_tokens_of_json(items: list[str], tokens: list[str]) -> None:
+    found = _LarkWriter({})._json_tokens([nodes.Literal(item.encode()) for item in items])
+    assert found == [nodes.literal(token) for token in tokens]
+
+
+@pytest.mark.parametrize("whitespace", ["compact", "single", "flexible"])
+@pytest.mark.parametrize("bounded", [True, False])
+def test_tokens_of_any_whitespace_are_read(whitespace: str, bounded: bool) -> None:
+    schema = {
+        "properties": {"a,b": {"enum": ["{", "}", 1, 2.5]}, "n": {"type": "number"}, "more": {"$ref": "#"}},
+        "patternProperties": {"^x": {"type": "string", "pattern": "^[,:]*$"}},
+        "additionalProperties": {"type": "array", "items": {"type": "boolean"}},
+    }
+    options = Options(whitespace=whitespace, bounded_numbers=bounded)  # type: ignore[arg-type]
+    language = language_of(JsonSchema(schema), options)
+    text = to_lark(language.node, language.rules)
+    separators = (",", ":") if whitespace == "compact" else (", ", ": ")
+    whole = {"a,b": 2.5, "n": -1.25, "more": {"n": 3, "xy": ",:"}, "z": [True, False], "y": []}
+    for value in ({}, {"a,b": "{"}, whole):
+        assert accepted(text, json.dumps(value, separators=separators)), value
+    for bad in ({"a,b": "["}, {"xy": "z"}, {"z": [1]}, {"n": "1"}):
+        assert not accepted(text, json.dumps(bad, separators=separators)), bad
+    assert accepted(text, '{\n "n" : 1 ,\t"z": [ true\n] }') == (whitespace == "flexible")
 
 
 def test_a_graph_over_rules_has_a_rule_for_each_state() -> None:
@@ -127,6 +164,14 @@ def test_an_automaton_of_too_many_states_is_refused_where_the_library_would_over
     rows = [[(0x61, 0x61, state + 1)] for state in range(1_001)] + [[]]
     with pytest.raises(GrammarError, match="1,002 states, the limit of a context-free grammar is 1,000"):
         to_lark(nodes.Automaton.of(rows, [1_001]), {})
+
+
+def test_rules_that_nest_too_deep_are_refused_where_the_library_would_overflow_its_stack() -> None:
+    rules: dict[str, nodes.Node] = {"r1200": nodes.literal("x")}
+    for i in range(1_200):
+        rules[f"r{i}"] = nodes.concat(nodes.literal("("), nodes.optional(nodes.Rule(f"r{i + 1}")), nodes.literal(")"))
+    with pytest.raises(GrammarError, match="1,201 rules deep, the limit of a context-free grammar is 1,000"):
+        to_lark(nodes.Rule("r0"), rules)
 
 
 def test_a_rule_that_is_missing_is_named() -> None:

@@ -302,15 +302,14 @@ def test_an_ending_is_found_where_a_string_or_an_item_of_one_kind_is_wanted(sche
 @pytest.mark.parametrize(
     ("schema", "limit"),
     [
-        ({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(25_000)}}, "65,525 symbols"),
         (
-            {"type": "object", "properties": {f"p{i}": {"properties": {"a": True}} for i in range(25_000)}},
-            "65,525 symbols",
+            {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(25_000)}},
+            "limit of a context-",
         ),
         ({"enum": list(range(100_000))}, "split the enum"),
         ({"enum": [{"a": i} for i in range(50_000)]}, "45,000 different names and values"),
     ],
-    ids=["properties", "nested properties", "enum", "enum of objects"],
+    ids=["properties", "enum", "enum of objects"],
 )
 def test_a_schema_beyond_the_limits_of_llguidance_is_an_error_that_names_them(
     schema: dict[str, Any], limit: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import Rule
-from graftlm.core.grammar.schema.satisfiability import WithoutRules, unending
+from graftlm.core.grammar.schema.satisfiability import unending
 
 A = nodes.literal("a")
 
@@ -59,13 +59,3 @@ def test_what_names_a_rule_that_is_known_to_end_ends() -> None:
     }
     assert unending(rules, ["any"]) == ["loop"]
     assert unending(rules) == ["value", "loop", "any"]
-
-
-def test_what_is_left_without_rules_is_shared_as_before() -> None:
-    node: nodes.Node = nodes.alternation(Rule("endless"), nodes.literal("a"))
-    for _ in range(60):
-        node = nodes.optional(nodes.concat(node, nodes.literal("b"), node))  # 2 ** 60 places
-    left = WithoutRules(["endless"]).node(node)
-    assert isinstance(left, nodes.Repeat) and isinstance(left.item, nodes.Concat)
-    assert left.item.items[0] is left.item.items[2]
-    assert WithoutRules(["endless"]).node(nodes.concat(nodes.literal("b"), Rule("endless"))) == nodes.NOTHING

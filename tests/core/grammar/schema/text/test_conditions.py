@@ -44,7 +44,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 def num_walks(schema: dict[str, Any], *, strict: bool = True) -> tuple[int, int]:
     """How many walks there are for the object at the root of a schema, and how many cases it has."""
     spec, options = JsonSchema(schema), Options(strict=strict)
-    lowering = Lowering(spec, options, SchemaReader(spec, options), context_free=True)
+    lowering = Lowering(spec, options, SchemaReader(spec, options))
     narrowed = lowering.algebra.narrow(Reference(""), "object")
     assert isinstance(narrowed, Both)
     return len(to_walk(lowering, narrowed)), len(lowering.algebra.cases.of(narrowed) or [])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pytest
-from jsonschema import Draft202012Validator
 
-from bench.grammar.validity import write
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.schema.lowering import lower_schema
 from graftlm.core.grammar.spec import JsonSchema, Options
-from tests.grammars import BYTES, allows, compact, compiled
+from tests.grammars import allows, compact, compiled
 
 NAMES = ("a", "b", "c", "d")
 
@@ -45,26 +41,10 @@ def test_a_member_that_no_value_fits_is_left_out_and_one_that_is_required_is_an_
     assert allows(grammar, '{"b":null}') and not allows(grammar, '{"a":1}') and not allows(grammar, '{"a":"1"}')
 
 
-@pytest.mark.parametrize("required", [[], ["p700"]])
-def test_more_optional_members_than_a_parser_can_nest(required: list[str]) -> None:
-    properties = {**{f"p{i}": {"type": "integer"} for i in range(2400)}, "again": {"$ref": "#"}}
-    schema = {"type": "object", "properties": properties, "required": required}
-    grammar = compiled(JsonSchema(schema), engine="llguidance")
-    base = dict.fromkeys(required, 1)
-    assert allows(grammar, compact({"p3": 1, **base, "p1100": 2, "again": base}))
-    assert not allows(grammar, compact({"p5": 1, "p3": 1, **base}))
-    assert allows(grammar, compact({"p3": 1})) is not bool(required)
-    rng = np.random.default_rng(0)
-    for _ in range(0 if required else 3):  # the search for an ending does not write the members before p700
-        data, _ = write(grammar, BYTES, rng, 30)
-        Draft202012Validator(schema).validate(json.loads(data))
-
-
 def test_objects_share_the_edges_that_they_have_alike() -> None:
     objects = {name: {"properties": {name + letter: {} for letter in "abc"}} for name in ("one", "other")}
-    lowered = lower_schema(JsonSchema({"properties": objects}), Options(), context_free=True)
-    whole = lowered.rules[lowered.node.name] if isinstance(lowered.node, nodes.Rule) else lowered.node
-    one, other = (graph.rows for graph in graphs_in(whole) if len(graph.rows) == 7)
+    lowered = lower_schema(JsonSchema({"properties": objects}), Options())
+    one, other = (graph.rows for rule in lowered.rules.values() for graph in graphs_in(rule) if len(graph.rows) == 7)
     assert [[target for _, target in row] for row in one] == [[1, 3, 5], [2], [3, 4], [4], [5, 6], [6], []]
     assert one[1] != other[1]
     assert one[2] is other[2] and one[4] is other[4]
@@ -72,9 +52,8 @@ def test_objects_share_the_edges_that_they_have_alike() -> None:
 
 def test_members_that_objects_have_alike_are_one_node() -> None:
     objects = {name: {"properties": {"a": {}, name: {}, "b": {"type": "null"}}} for name in ("one", "other")}
-    lowered = lower_schema(JsonSchema({"properties": objects}), Options(), context_free=True)
-    whole = lowered.rules[lowered.node.name] if isinstance(lowered.node, nodes.Rule) else lowered.node
-    one, other = (graph.rows for graph in graphs_in(whole) if len(graph.rows) == 7)
+    lowered = lower_schema(JsonSchema({"properties": objects}), Options())
+    one, other = (graph.rows for rule in lowered.rules.values() for graph in graphs_in(rule) if len(graph.rows) == 7)
     assert one[1][0][0] is other[1][0][0] and one[5][0][0] is other[5][0][0]
     assert one[3][0][0] != other[3][0][0]
 

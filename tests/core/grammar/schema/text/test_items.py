@@ -66,7 +66,6 @@ def test_bounds_and_items_with_a_place_of_their_own_count_beside_contains() -> N
 def test_an_alternative_that_one_item_has_settled_takes_no_more_places() -> None:
     pairs = [either(f"{letter}1", f"{letter}2") for letter in "abcd"]
     schema = {"type": "array", "items": {"type": "string"}, "allOf": pairs}
-    node = language_of(JsonSchema(schema), Options()).node
-    assert isinstance(node, nodes.Concat)
-    (walk,) = [item for item in node.items if isinstance(item, nodes.Graph)]
+    rules = language_of(JsonSchema(schema), Options()).rules.values()
+    (walk,) = [item for rule in rules for item in nodes.children(rule) if isinstance(item, nodes.Graph)]
     assert len(walk.rows) == 2**4 + 1  # any of 4 alternatives may hold so far, not any of 8 constants

@@ -1,4 +1,4 @@
-"""The tokens of JSON: their whitespace, and the rules that a grammar of tokens makes of them."""
+"""The tokens of JSON and their whitespace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from graftlm.core.grammar.spec import Composite, JsonSchema, Options
 BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [b""], eos_token_id=256)
 
 
-def tokens(whitespace: str = "compact", *, has_rules: bool = False) -> JsonTokens:
-    options = Options(whitespace=whitespace)  # type: ignore[arg-type]
-    return JsonTokens(JsonSchema({"type": "object"}), options, has_rules=has_rules, for_automata=False)
+def tokens(whitespace: str = "compact") -> JsonTokens:
+    return JsonTokens(JsonSchema({"type": "object"}), Options(whitespace=whitespace))  # type: ignore[arg-type]
 
 
 def takes(node: nodes.Node, text: str) -> bool:
@@ -44,17 +43,17 @@ def test_other_names_leave_out_those_that_are_listed() -> None:
 
 
 def test_other_names_than_the_same_ones_are_one_node_in_any_order() -> None:
-    for has_rules in (True, False):
-        written = tokens(has_rules=has_rules)
-        assert written.other_names(["a", "bc"]) is written.other_names(["bc", "a"])
-        assert written.other_names(["a", "bc"]) != written.other_names(["a", "b"])
+    written = tokens()
+    assert written.other_names(["a", "bc"]) is written.other_names(["bc", "a"])
+    assert written.other_names(["a", "bc"]) != written.other_names(["a", "b"])
 
 
-def test_with_rules_a_token_is_named_once() -> None:
-    written = tokens(has_rules=True)
-    comma, again = written.comma, written.token(nodes.literal(","))
-    assert comma == again and isinstance(comma, nodes.Rule)
-    assert written.rules[comma.name] == nodes.literal(",")
+def test_other_names_are_one_language_as_an_automaton_and_as_its_source() -> None:
+    for names in (["a", "bc"], ["a/b", "\n"]):
+        found = tokens().other_names(names)
+        assert isinstance(found, nodes.Automaton) and found.source is not None
+        for text in ("a", "b", "bc", "bcd", "", "a/b", "\\n", "ä"):
+            assert takes(found, text) == takes(found.source, text), text
 
 
 def test_brackets_around_nothing_are_nothing() -> None:
