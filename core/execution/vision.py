@@ -14,6 +14,7 @@ from torch import nn
 from graftlm.core.errors import EngineError
 from graftlm.core.execution.grid_tables import GridTables
 from graftlm.core.execution.packed_attention import PackedAttention
+from graftlm.core.media.items import is_bytes, spread
 
 if TYPE_CHECKING:
     from graftlm.core.media.items import Kind, MediaItem
@@ -162,7 +163,8 @@ class Vision:
                 given.update(tables)
             elif name in known:
                 moved = [x.to(device, self.dtype if x.is_floating_point() else x.dtype) for x in values]
-                given[name] = moved[0] if len(moved) == 1 else torch.cat(moved)
+                whole = moved[0] if len(moved) == 1 else torch.cat(moved)
+                given[name] = spread(whole, items[0].levels).to(self.dtype) if is_bytes(whole) else whole
         return given, segments
 
     def inputs(self, plan: WirePlan, input_ids: torch.Tensor) -> VisionInputs:

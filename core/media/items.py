@@ -31,6 +31,7 @@ class MediaItem:
     placeholder     the token id that stands for an embedding in the model's own prompts
     inputs          tensors of the model's encoder by name, on the host
     alone           whether `ids` may be put between the ids of the texts before and after the marker
+    levels          float32 [3, 256]: what the encoder takes for each byte of a color; None if `inputs` are final
     """
 
     kind: Kind
@@ -41,10 +42,33 @@ class MediaItem:
     placeholder: int
     inputs: Mapping[str, Any] = field(repr=False)
     alone: bool
+    levels: Any = field(default=None, repr=False)
+
+    def tensors(self) -> dict[str, Any]:
+        """Return the inputs as the model's own processor makes them."""
+        pixels = {name: spread(x, self.levels) for name, x in self.inputs.items() if is_bytes(x)}
+        return {**self.inputs, **pixels}
 
     @property
     def num_bytes(self) -> int:
         return sum(getattr(value, "nbytes", 0) for value in self.inputs.values())
+
+
+def is_bytes(value: Any) -> bool:
+    """Return True for the pixels of an item with `levels`."""
+    return str(getattr(value, "dtype", "")) == "torch.uint8"
+
+
+def spread(pixels: Any, levels: Any) -> Any:
+    """Return the values of pixels, uint8 [num_patches, 3 * n], the columns of a color side by side.
+
+    levels  float32 [3, 256]
+    -> [num_patches, 3 * n], float32, on the device of the pixels
+    """
+    import torch
+
+    colors = pixels.view(len(pixels), 3, -1).int() + 256 * torch.arange(3, device=pixels.device)[:, None]
+    return levels.to(pixels.device).flatten()[colors].flatten(1)
 
 
 class MediaRun(NamedTuple):

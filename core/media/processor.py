@@ -23,7 +23,7 @@ from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of,
 from graftlm.core.kv.memory import trim_blocks
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_store import ItemStore
-from graftlm.core.media.items import Kind, MediaItem, MediaText, place
+from graftlm.core.media.items import Kind, MediaItem, MediaText, is_bytes, place
 from graftlm.core.media.loading import import_pillow, load_image, read_image, stated_pixels
 from graftlm.core.media.video import load_video
 from graftlm.core.prompt_input import BothWays, Layout, PromptInput, Span
@@ -210,14 +210,17 @@ class MediaProcessor:
         inputs = processed.inputs
         if len(self._dtypes) == 1:
             (dtype,) = self._dtypes
-            inputs = {name: x.to(dtype) if name.startswith("pixel_values") else x for name, x in inputs.items()}
+            pixels = {k: x.to(dtype) for k, x in inputs.items() if k.startswith("pixel_values") and not is_bytes(x)}
+            inputs = {**inputs, **pixels}
         count = int((processed.ids == self.placeholders[kind]).sum())
         if not count:
             raise ConfigError(f"the model's processor made no tokens of the {kind}")
         added = self.hf.hf.tokenizer.added_tokens_decoder
         ends = (int(processed.ids[0]), int(processed.ids[-1]))
         alone = all(one in added for one in ends)
-        return MediaItem(kind, digest, processed.text, processed.ids, count, self.placeholders[kind], inputs, alone)
+        levels = self.hf.levels if any(map(is_bytes, inputs.values())) else None
+        placeholder = self.placeholders[kind]
+        return MediaItem(kind, digest, processed.text, processed.ids, count, placeholder, inputs, alone, levels)
 
     def fragment(self, kind: Kind) -> str:
         """Return the text that the chat template writes for a picture or a video inside a user's turn.

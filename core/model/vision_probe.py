@@ -200,7 +200,7 @@ def _own_logits(loaded: LoadedModel, prompt: PromptInput) -> torch.Tensor:
         item = span.values.item
         ids[span.start : span.stop] = item.placeholder
         types[span.start : span.stop] = 1
-        given.update(item.inputs)
+        given.update(item.tensors())
     dtype = getattr(loaded.model, "dtype", loaded.dtype)
     given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
     for name in ("token_type_ids", "mm_token_type_ids"):
