@@ -7,6 +7,7 @@ JSON schema answers keep to it, and end with it.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -92,26 +93,35 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
             if ll.llama_decode(ctx, batch):
                 raise RuntimeError("llama.cpp could not decode")
             for i, row in enumerate(part):
-                if row[3] and samplers:
-                    chosen.append(ll.llama_sampler_sample(samplers[row[2]], ctx, i))
-                elif row[3]:
+                if row[3]:
                     logits = np.ctypeslib.as_array(ll.llama_get_logits_ith(ctx, i), (vocab_size,))
-                    chosen.append(int(logits.argmax()))
+                    best = int(logits.argmax())
+                    chosen.append(allowed(samplers[row[2]], logits, best) if samplers else best)
         return chosen
 
+    def allowed(grammar: Any, logits: Any, best: int) -> int:
+        """Return the best token under a grammar: as llama.cpp's own programs do, first ask about the best of all."""
+        for ids in ([best], np.arange(vocab_size)):
+            found = np.zeros(len(ids), [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+            found["id"], found["logit"] = ids, logits[ids]
+            entries = found.ctypes.data_as(ctypes.POINTER(ll.llama_token_data))
+            ll.llama_sampler_apply(grammar, ctypes.byref(ll.llama_token_data_array(entries, len(ids), -1, False)))
+            at = int(found["logit"].argmax())
+            if found["logit"][at] > -np.inf:
+                ll.llama_sampler_accept(grammar, int(found["id"][at]))
+                return int(found["id"][at])
+        raise RuntimeError("the grammar allows no token")
+
     def constrain(num: int, schema: Any) -> None:
-        """Give each sequence a greedy sampler under the grammar of a schema; none without one."""
+        """Give each sequence the grammar of a schema; none without one."""
         from llama_cpp.llama_grammar import json_schema_to_gbnf
 
         for old in samplers:
             ll.llama_sampler_free(old)
         samplers.clear()
         for _ in range(num if schema is not None else 0):
-            chain = ll.llama_sampler_chain_init(ll.llama_sampler_chain_default_params())
             grammar = json_schema_to_gbnf(json.dumps(schema)).encode()
-            ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_grammar(vocabulary, grammar, b"root"))
-            ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_greedy())
-            samplers.append(chain)
+            samplers.append(ll.llama_sampler_init_grammar(vocabulary, grammar, b"root"))
 
     def generate(prompts: Ids, num_new: int, shared: int, speculation: str, schema: Any) -> Ids:
         constrain(len(prompts), schema)

