@@ -27,6 +27,7 @@ from graftlm.core.model.vision_probe import PictureReference, add_vision
 from graftlm.core.model.weights import choose_device, choose_dtype, leave_files, read_weights
 from graftlm.core.tensor_parallel.ranks import ranks_at_hand
 from graftlm.core.tensor_parallel.shards import read_shard
+from graftlm.kernels.codes.tiled_weight import runs_on
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.jit.compile_server import CompileServer
 
@@ -50,6 +51,7 @@ def load_model(
     """
     config = config or EngineConfig()
     device = choose_device(config.device)
+    _check_activations(config, device)
     with CompileServer() if triton_problem(device) is None else nullcontext() as server:
         record = _record_of(model, config, device) if attention_factory is None else None
         loaded = _read(model, config, tokenizer, device, record)
@@ -139,6 +141,17 @@ def _read(
     if (ranks := ranks_at_hand()) is not None and ranks.rank:
         return describe_model(hf_model, None, name, config, device)  # a follower has no tokenizer
     return describe(hf_model, tokenizer, source, name, config, device)
+
+
+def _check_activations(config: EngineConfig, device: torch.device) -> None:
+    """Raise ConfigError if no kernel for `device` rounds activations as the options ask."""
+    place = {"int8": "a CPU", "fp8": "a Hopper GPU with Triton 3.6 or newer"}.get(config.activations)
+    fits = device.type == "cpu" if config.activations == "int8" else runs_on(device)
+    if place is not None and not fits:
+        raise ConfigError(
+            f"activations is {config.activations!r}, which needs {place}, and the model runs on {device}; leave "
+            "activations out, or choose another device"
+        )
 
 
 def _choose_compact(loaded: LoadedModel, config: EngineConfig) -> None:

@@ -178,8 +178,17 @@ class _Header:
             raise ModelError(
                 f"{str(self._path)!r} aligns its tensors to {alignment!r} bytes, which is damaged; {_AGAIN}"
             )
-        start = -(-self._at // alignment) * alignment
-        return metadata, {entry[0]: self._info(*entry, start) for entry in entries}
+        start = end = -(-self._at // alignment) * alignment
+        tensors = {entry[0]: self._info(*entry, start) for entry in entries}
+        for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+            expected = -(-end // alignment) * alignment
+            if tensor.offset != expected:
+                raise ModelError(
+                    f"{tensor.name!r} {list(tensor.shape)} in {str(self._path)!r} begins at byte {tensor.offset:,}, "
+                    f"expected {expected:,} after the tensor before: a type or shape is damaged; {_AGAIN}"
+                )
+            end = tensor.offset + tensor.num_bytes
+        return metadata, tensors
 
     def _number(self, code: str) -> Any:
         (value,) = struct.unpack_from("<" + code, self._bytes, self._at)

@@ -108,12 +108,18 @@ def _state(
         if f"{layer}.weight" in files.names:
             parts["weight"] = f"{layer}.weight"
             taken.add(f"{layer}.weight")
+        tensors: dict[str, torch.Tensor] = {}
         try:
-            tensors = {part: files.read(name) for part, name in parts.items() if part != "weight_format"}
+            tensors |= {part: files.read(name) for part, name in parts.items() if part != "weight_format"}
             weight = read_layer(tensors, quantization, shapes.get(f"{layer}.weight"), dtype)
             weight = weight if part is None else part.weight(f"{layer}.weight", weight)
-        except (Unread, KeyError, ValueError) as error:
+        except Unread as error:
             raise unreadable(source, layer, error) from error
+        except (KeyError, ValueError) as error:
+            given = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in tensors.items())
+            expected = list(shapes.get(f"{layer}.weight", ()))
+            reason = f"{given} are no weight {expected} of {quantization['quant_method']!r} ({error})"
+            raise unreadable(source, layer, reason) from error
         found_experts = merged.add(layer, weight) if part is None else None
         if found_experts is not None:
             yield from found_experts

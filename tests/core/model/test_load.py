@@ -138,6 +138,13 @@ def test_an_unknown_or_missing_device_is_refused(device: str) -> None:
         load(config=EngineConfig(device=device))
 
 
+def test_rounded_activations_are_refused_where_no_kernel_rounds_them() -> None:
+    with pytest.raises(
+        ConfigError, match="activations is 'fp8', which needs a Hopper GPU .*, and the model runs on cpu"
+    ):
+        load(config=EngineConfig(device="cpu", activations="fp8"))
+
+
 def test_compact_weights_are_refused_where_nothing_reads_them() -> None:
     with pytest.raises(ConfigError, match=r"compact_weights is True, but there are none on cpu; .* leave"):
         load(config=EngineConfig(device="cpu", compact_weights=True))

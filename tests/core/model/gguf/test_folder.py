@@ -104,6 +104,16 @@ def test_a_damaged_file_is_named_with_what_to_do(file: Path) -> None:
             resolve(file)
 
 
+def test_a_damaged_type_of_a_tensor_is_told_by_the_place_of_the_next(file: Path) -> None:
+    whole, name = bytearray(file.read_bytes()), b"blk.0.attn_q.weight"
+    at = whole.index(name) + len(name)
+    at += 4 + 8 * int(struct.unpack_from("<I", whole, at)[0])
+    whole[at : at + 4] = struct.pack("<I", 1 if whole[at] != 1 else 0)  # F16, or F32
+    file.write_bytes(whole)
+    with pytest.raises(ModelError, match=r"begins at byte [\d,]+, expected [\d,]+ after the tensor before: .* damaged"):
+        resolve(file)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
