@@ -19,6 +19,9 @@ from typing import Any
 Ids = list[list[int]]
 Generate = Callable[[Ids, int, int, str, Any], Ids]
 
+JSON_LIMIT_S = 120.0
+"""Seconds after which llama.cpp's answers with a schema are cut: its grammars count characters at every token."""
+
 
 def graftlm(model: str, precision: str, threads: int, activations: Any) -> Generate:
     import torch
@@ -140,7 +143,10 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
             if i >= shared
         ]
         answers = [[token] for token in decode(ctx, rows)]
+        began = time.perf_counter()
         for step in range(num_new - 1):
+            if schema is not None and time.perf_counter() - began > JSON_LIMIT_S:
+                break
             open_ones = [
                 i for i, a in enumerate(answers) if not samplers or not ll.llama_vocab_is_eog(vocabulary, a[-1])
             ]
