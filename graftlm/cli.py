@@ -413,26 +413,18 @@ app.add_typer(grammars, name="grammar")
 @grammars.command()
 def explain(
     file: Annotated[Path, typer.Argument(help="A JSON schema.", exists=True, dir_okay=False)],
-    svg: Annotated[Path | None, typer.Option(help="Draw the compressed automaton of a small grammar here.")] = None,
     strict: Annotated[bool, typer.Option(help="Close objects that do not say otherwise.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Print the engine of each part of a schema, its share of forced text, and errors with their remedies."""
     from graftlm.core.grammar.explain import explain as explain_spec
-    from graftlm.core.grammar.picture import MAX_STATES
     from graftlm.core.grammar.spec import JsonSchema, Options
 
     found = explain_spec(JsonSchema(read_text(file)), Options(strict=strict))
     if as_json:
-        print_json({name: value for name, value in asdict(found).items() if name != "svg"})
+        print_json(asdict(found))
     else:
         typer.echo(str(found))
-    if svg is not None and found.svg is None:
-        raise ConfigError(
-            f"there is no picture: the schema is refused, not regular, or its automaton has over {MAX_STATES} states"
-        )
-    if svg is not None and found.svg is not None:
-        svg.write_text(found.svg)
     raise typer.Exit(int(found.engine is None))
 
 

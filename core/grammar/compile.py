@@ -84,7 +84,7 @@ class Grammar:
         return self.compiled.matcher()
 
     def explain(self) -> Explanation:
-        """Which engine keeps which part, how much of the text is forced, and a picture of a small automaton."""
+        """Which engine keeps which part, and how much of the text is forced."""
         from graftlm.core.grammar.explain import explain
 
         if self.source is None:

@@ -37,7 +37,6 @@ class Explanation:
     annotations   keywords that restrict nothing
     refused       what cannot be kept, or cannot be satisfied
     nearest       the nearest schema that would be taken; None where the schema is taken, or none was found
-    svg           the compressed automaton as a picture; None where there is none, or it is too large to be read
     """
 
     engine: str | None
@@ -48,7 +47,6 @@ class Explanation:
     annotations: tuple[Issue, ...] = ()
     refused: tuple[Issue, ...] = ()
     nearest: Any = None
-    svg: str | None = None
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -75,8 +73,6 @@ class Explanation:
 
 def explain(spec: Spec, options: Options | None = None) -> Explanation:
     """Compile `spec` over single bytes and say what became of it; a refusal is an answer, not an error."""
-    from graftlm.core.grammar.picture import draw
-
     options = replace(options or Options(), on_unsupported="error")
     native, lazy = _parts(spec, options) if isinstance(spec, JsonSchema) else ((), ())
     try:
@@ -92,7 +88,6 @@ def explain(spec: Spec, options: Options | None = None) -> Explanation:
         native,
         lazy,
         grammar.annotations,
-        svg=draw(automaton) if isinstance(automaton, Dfa) else None,
     )
 
 

@@ -54,7 +54,7 @@ def test_a_refusal_comes_with_the_nearest_schema_that_would_be_taken(schema: Any
 
 def test_a_grammar_explains_itself() -> None:
     found = compiled({"enum": ["red", "green"]}).explain()
-    assert str(found).startswith("kept by fsm") and found.svg is not None
+    assert str(found).startswith("kept by fsm")
     with pytest.raises(ConfigError, match="made by hand"):
         Grammar("fsm", compiled({"type": "null"}).compiled).explain()
 
