@@ -193,3 +193,18 @@ def test_requests_from_many_threads_share_a_module(runtime: gl.Runtime) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 9 and len({tuple(one) for one in found}) == 1
+
+
+def test_evicted_modules_come_back_from_host_memory() -> None:
+    cache = gl.CacheConfig(max_tokens=192, host_bytes=1 << 24)
+    with opened(dtype="float32", cache=cache) as runtime:
+        modules = [random_prompt(80, 20), random_prompt(70, 21)]
+        expected = reference(modules, REST)
+        assert runtime.generate(composed(modules), **GREEDY).token_ids == expected
+        for seed in range(4):
+            runtime.generate(random_prompt(150, 30 + seed), max_tokens=1)
+        runtime.reset_stats()
+        assert runtime.generate(composed(modules[::-1]), **GREEDY).token_ids == expected
+        assert runtime.stats().computed_tokens < sum(map(len, modules))
+        assert runtime.stats().tiers["host"].loaded_tokens > 0
+        check(runtime)
