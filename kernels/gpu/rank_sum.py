@@ -22,9 +22,6 @@ from graftlm.kernels.norm import Norm
 REGION = 8192
 """Bytes of a slab that each program of a plain sum has, whatever the dtype: a program's sums alternate between two."""
 
-TRIES = 4096
-"""Looks at a peer's flag between two looks at the abort word, which lies in host memory."""
-
 FLAG_WORDS = tl.constexpr(8)
 """Words of a program's flags, one for each rank, so at most 8 ranks: 32 bytes, which the memory moves at once."""
 
@@ -44,30 +41,51 @@ def _tell(flags, program, count, RANK: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _acquire(address):
-    """Load an int32 that a peer stores; later loads see what the peer has stored before."""
-    return tl.inline_asm_elementwise(
-        "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+def _wait(flag, wanted, abort):
+    """Let one thread look until an int32 that a peer stores reaches `wanted`, or the abort word is set.
+
+    Every 4,096 looks it reads the abort word, which lies in host memory. Loads after the next barrier see what the peer
+    has stored before. One thread looks: the loads of many threads keep the peers' stores from arriving.
+    """
+    tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred %done;
+            .reg .b32 %seen, %tries, %rest;
+            mov.u32 %rest, %tid.x;
+            setp.ne.u32 %done, %rest, 0;
+            @%done bra WAITED;
+            mov.u32 %tries, 0;
+            LOOK:
+            ld.acquire.sys.global.b32 %seen, [$1];
+            setp.ge.s32 %done, %seen, $2;
+            @%done bra WAITED;
+            add.u32 %tries, %tries, 1;
+            and.b32 %rest, %tries, 4095;
+            setp.ne.u32 %done, %rest, 0;
+            @%done bra LOOK;
+            ld.volatile.global.b32 %rest, [$3];
+            setp.eq.u32 %done, %rest, 0;
+            @%done bra LOOK;
+            WAITED:
+            mov.u32 $0, 0;
+        }
+        """,
+        "=r,l,r,l",
+        [flag, wanted, abort],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
     )
 
 
 @triton.jit
-def _await(flags, program, count, abort, RANK: tl.constexpr, SIZE: tl.constexpr, TRIES: tl.constexpr):
-    """Wait until all peers have told, or the abort word is set.
-
-    Programs look by plain loads: atomic operations of many programs would keep the peers' stores from arriving.
-    """
+def _await(flags, program, count, abort, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """Wait until all peers have told, or the abort word is set."""
     for peer in tl.static_range(SIZE):
         if peer != RANK:
             mine = tl.load(flags + RANK) + (program * FLAG_WORDS + peer).to(tl.int64) * 4
-            seen = _acquire(mine)
-            tries = 0
-            while seen < count + 1:
-                seen = _acquire(mine)
-                tries += 1
-                if tries % TRIES == 0:  # noqa: SIM102, Triton evaluates both sides of `and`
-                    if tl.load(abort.to(tl.pointer_type(tl.int32)), volatile=True) != 0:
-                        seen = count + 1
+            _wait(mine, count + 1, tl.cast(abort, tl.int64))
     tl.debug_barrier()
 
 
@@ -96,7 +114,7 @@ def _own(parts, at, ok, part_stride, PARTS: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def _sum(
     part, out, slabs, flags, counters, abort, n, part_stride, slab_numbers,
-    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, TRIES: tl.constexpr,
+    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
     """Program (p): blocks p, p + num_programs, ...; only with LOOPS more than one.
@@ -117,7 +135,7 @@ def _sum(
             value = _own(part, i, i < n, part_stride, PARTS, WIDE).to(kind)
             tl.store(tl.multiple_of(here + i, 16), value, mask=i < n)
         _tell(flags, program, count, RANK, SIZE)
-        _await(flags, program, count, abort, RANK, SIZE, TRIES)
+        _await(flags, program, count, abort, RANK, SIZE)
         for block in range(program, tl.cdiv(n, BLOCK), tl.num_programs(0)):
             i = tl.cast(block, tl.int64) * BLOCK + lane
             own = tl.load(tl.multiple_of(here + i, 16), mask=i < n, other=0)
@@ -128,7 +146,7 @@ def _sum(
         own = _own(part, i, ok, part_stride, PARTS, WIDE).to(kind)
         tl.store(tl.multiple_of(here + i, 16), own, mask=ok)
         _tell(flags, program, count, RANK, SIZE)
-        _await(flags, program, count, abort, RANK, SIZE, TRIES)
+        _await(flags, program, count, abort, RANK, SIZE)
         tl.store(out + i, _total(own, slabs, half + i, ok, RANK, SIZE, WIDE).to(kind), mask=ok)
     tl.store(counters + program, count + 1)
 
@@ -153,7 +171,7 @@ def _add_norm(
 @triton.jit(do_not_specialize=["num_rows"])
 def _sum_norm(
     parts, residual, weight, shift, out, slabs, flags, counters, abort, num_rows, n, part_stride, slab_numbers, eps,
-    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, TRIES: tl.constexpr, NORM: tl.constexpr,
+    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr,
     ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -167,18 +185,18 @@ def _sum_norm(
     ok = i < n
     held = parts.dtype.element_ty
     scale = tl.load(weight + i, mask=ok & NORM, other=0.0)
-    count = tl.load(counters + program)
-    half = (count % 2).to(tl.int64) * slab_numbers + i
     stride = 4 * n // (held.primitive_bitwidth // 8)
     here = tl.load(slabs + RANK).to(tl.pointer_type(held))
     grid_wait(PDL)
+    count = tl.load(counters + program)  # which an earlier sum may have written until now
+    half = (count % 2).to(tl.int64) * slab_numbers + i
     if LOOPS:
         for row in range(program, num_rows, tl.num_programs(0)):
             at_row = tl.cast(row, tl.int64) * n + i
             value = _own(parts, at_row, ok, part_stride, PARTS, tl.float32).to(held)
             tl.store(tl.multiple_of(here + half + tl.cast(row, tl.int64) * stride, 16), value, mask=ok)
         _tell(flags, program, count, RANK, SIZE)
-        _await(flags, program, count, abort, RANK, SIZE, TRIES)
+        _await(flags, program, count, abort, RANK, SIZE)
         for row in range(program, num_rows, tl.num_programs(0)):
             at_row, at = tl.cast(row, tl.int64) * n + i, half + tl.cast(row, tl.int64) * stride
             own = tl.load(tl.multiple_of(here + at, 16), mask=ok, other=0)
@@ -193,7 +211,7 @@ def _sum_norm(
         tl.store(tl.multiple_of(here + at, 16), own, mask=ok)
         _tell(flags, program, count, RANK, SIZE)
         before = tl.load(residual + at_row, mask=ok, other=0.0).to(tl.float32)
-        _await(flags, program, count, abort, RANK, SIZE, TRIES)
+        _await(flags, program, count, abort, RANK, SIZE)
         _add_norm(
             own, before, slabs, at, at_row, residual, scale, shift, out, i, ok, n, eps,
             RANK, SIZE, NORM, ROUNDED, CENTERED, SHIFTED,
@@ -204,7 +222,7 @@ def _sum_norm(
 @triton.jit
 def _gather(
     part, out, slabs, flags, counters, abort, n, num_cols, slab_numbers,
-    RANK: tl.constexpr, SIZE: tl.constexpr, TRIES: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (block): store numbers of part [rows, num_cols] in rank 0's slab, which puts all parts beside each other.
 
@@ -227,7 +245,7 @@ def _gather(
     else:
         to = at // num_cols * num_cols * SIZE + at % num_cols
         tl.store(out + to, own, mask=ok)
-        _await(flags, block, count, abort, RANK, SIZE, TRIES)
+        _await(flags, block, count, abort, RANK, SIZE)
         for peer in tl.static_range(1, SIZE):
             here = tl.load(slabs).to(tl.pointer_type(kind)) + (share + peer) * slab_numbers + at
             value = tl.load(tl.multiple_of(here, 16), mask=ok, other=0, cache_modifier=".cg")
@@ -310,7 +328,7 @@ class RankSum:
         _sum[(min(num_blocks, SUM_PROGRAMS),)](
             parts, out, slabs, flags, counters, self._abort, n, n, slab_bytes // dtype.itemsize,
             PARTS=len(parts), RANK=self._rank, SIZE=self._size,
-            WIDE=tl.float32 if dtype.is_floating_point else tl.int64, TRIES=TRIES, BLOCK=block,
+            WIDE=tl.float32 if dtype.is_floating_point else tl.int64, BLOCK=block,
             LOOPS=num_blocks > SUM_PROGRAMS, num_warps=8,
         )  # fmt: skip
         return out
@@ -332,7 +350,7 @@ class RankSum:
         slabs, flags, counters, _ = self._columns
         _gather[(triton.cdiv(part.numel(), block),)](
             part, out, slabs, flags, counters, self._abort, part.numel(), num_cols,
-            self.GATHERED_BYTES // part.itemsize, RANK=self._rank, SIZE=self._size, TRIES=TRIES, BLOCK=block,
+            self.GATHERED_BYTES // part.itemsize, RANK=self._rank, SIZE=self._size, BLOCK=block,
             num_warps=8,
         )  # fmt: skip
         return out
@@ -363,7 +381,7 @@ class RankSum:
             parts, residual, norm.weight if norm is not None else residual,
             norm.bias if norm is not None and norm.bias is not None else residual, out, slabs, flags, counters,
             self._abort, num_rows, n, num_rows * n, slab_bytes // parts.itemsize, norm.eps if norm is not None else 0.0,
-            PARTS=num_parts, RANK=self._rank, SIZE=self._size, TRIES=TRIES, NORM=norm is not None,
+            PARTS=num_parts, RANK=self._rank, SIZE=self._size, NORM=norm is not None,
             ROUNDED=norm is not None and norm.rounded, CENTERED=norm is not None and norm.centered,
             SHIFTED=norm is not None and norm.bias is not None, BLOCK=block,
             LOOPS=num_rows > NORM_PROGRAMS,
