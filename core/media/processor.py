@@ -449,14 +449,16 @@ def text_of(media: MediaProcessor, part: Part) -> str:
 
 
 def _processed(hf: HfProcessor, picture: Image, among_several: bool, options: Mapping[str, Any] | None) -> Processed:
-    """Process a picture. Raises ConfigError if the processor refuses the picture's own options."""
+    """Process a picture. Raises ConfigError if the processor refuses the picture, or its own options."""
     try:
         return hf.image(picture, among_several=among_several, options=options)
     except Exception as error:  # processors raise any error
-        if options is None:
+        if options is None and not isinstance(error, ValueError):
             raise
+        given = "" if options is None else f" with mm_processor_kwargs {shortened(options)}"
+        size = f"a picture of {picture.width:,} x {picture.height:,} pixels"
         why = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ConfigError(f"the model's processor refuses mm_processor_kwargs {shortened(options)}: {why}") from error
+        raise ConfigError(f"the model's processor refuses {size}{given}: {why}; give another size") from error
 
 
 def _ordered(options: Mapping[str, Any] | None) -> tuple[str, ...]:

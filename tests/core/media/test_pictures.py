@@ -160,6 +160,10 @@ def test_a_program_forks_behind_a_picture(runtime: gl.Runtime) -> None:
         (question("see <|image_pad|>", CAT), "message 0 writes '<|image_pad|>'"),
         (question("x", *[CAT] * 65), "65 images; the limit of a request is 64"),
         (question("x", b"GIF89a"), "broken GIF"),
+        (
+            question("x", CAT.resize((1000, 2))),
+            "message 0: the model's processor refuses a picture of 1,000 x 2 pixels",
+        ),
         (sized("x", CAT, min_pixel=1), "mm_processor_kwargs.min_pixel is no option of this model's pictures"),
         (
             sized("x", CAT, max_pixels=10**8),
