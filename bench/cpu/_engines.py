@@ -52,7 +52,8 @@ class Worker:
         self.engine = engine
         threads = os.process_cpu_count() if sys.version_info >= (3, 13) else len(os.sched_getaffinity(0))
         command = ["-m", "bench.cpu._worker", engine, str(model), precision, str(threads), activations]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the worker
         self._process = python_process.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
