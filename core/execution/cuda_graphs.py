@@ -316,6 +316,14 @@ def _until(attention: CapturableAttention, num_layers: int) -> CapturableAttenti
     return brief
 
 
+def _of_first_layer(config: Any, name: str) -> Any:
+    """Return a field of a configuration, or its value for the first layer, if layers differ in it (Gemma 4)."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # of transformers, for fields that layers override
+        return getattr(config.per_layer_config[0], name, None)
+
+
 class ReplayCost:
     """Decides whether a mixed step takes less time as rows of a captured graph than launched kernel by kernel.
 
@@ -328,9 +336,9 @@ class ReplayCost:
 
     def __init__(self, config: Any) -> None:
         heads = int(getattr(config, "num_attention_heads", 1))
-        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        kv_heads = int(_of_first_layer(config, "num_key_value_heads") or heads)
         width = int(getattr(config, "hidden_size", 1024))
-        dim = int(getattr(config, "head_dim", None) or max(width // heads, 1))
+        dim = int(_of_first_layer(config, "head_dim") or max(width // heads, 1))
         inner = int(getattr(config, "intermediate_size", None) or 4 * width)
         if experts := getattr(config, "num_experts_per_tok", None):
             inner = int(experts) * int(getattr(config, "moe_intermediate_size", None) or inner)

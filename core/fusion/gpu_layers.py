@@ -355,6 +355,8 @@ def _fused(
     first = probe()
     if isinstance(first, str):
         return first
+    if first.embeddings is None:
+        return "queries and keys are not rotated"
     heads = _heads(first.call, parts)
     heads = _rotated(first, parts, heads, agree) if isinstance(heads, Heads) else heads
     if isinstance(heads, str):

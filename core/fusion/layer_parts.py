@@ -45,10 +45,19 @@ def activation_of(function: object) -> Activation | None:
     return next((kind for kind in kinds if allclose(gate_by_torch(both, kind), found, 1e-5)), None)
 
 
+class NoRotary(nn.Module):
+    """The rotary embedding of a model whose attention turns nothing."""
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> None:
+        return None
+
+
 def decoder_stacks(model: nn.Module) -> Iterator[tuple[nn.ModuleList, nn.Module]]:
     """Yield the stacks of decoder layers in `model`, each with the rotary embedding that is computed for its layers."""
     for owner in list(model.modules()):
-        layers, rotary = getattr(owner, "layers", None), getattr(owner, "rotary_emb", None)
+        layers, rotary = getattr(owner, "layers", None), getattr(owner, "rotary_emb", _child(owner, "pos_emb"))
+        if rotary is None and hasattr(owner, "rotary_emb"):
+            rotary = NoRotary()
         if isinstance(layers, nn.ModuleList) and isinstance(rotary, nn.Module):
             yield layers, rotary
 
@@ -77,6 +86,9 @@ NORM_NAMES = (
 
 MLP_NAMES = ("mlp", "block_sparse_moe", "feed_forward")
 """Names of the MLP, or of the mixture in its place."""
+
+SHARED_MLP = "shared_mlp"
+"""Name of the MLP beside a mixture of the same input, or alone (Granite 4)."""
 
 OUT_NAMES = ("o_proj", "dense", "out_proj")
 """Names of the last projection of an attention or a module with a state."""
@@ -128,6 +140,7 @@ class LayerModules:
         own = _child(layer, "self_attn")
         attention = own or next((found for name in STATE_NAMES if (found := _child(layer, name)) is not None), None)
         mlp = next((found for name in MLP_NAMES if (found := _child(layer, name)) is not None), None)
+        mlp = mlp or _child(layer, SHARED_MLP)
         if attention is None or mlp is None:
             return "no self_attn and mlp"
         names = next((n for n in NORM_NAMES if all(_child(layer, name) is not None for name in n if name)), None)
@@ -323,8 +336,11 @@ class Recognised:
         gate_up = (self.products.get(found.mlp) or Product.of(found.gate_up)) if found.gate_up else None
         down = Product.of((found.down,)) if found.down is not None and gate_up is not None else None
         gate_up = gate_up if down is not None else None
+        mixture, beside = self.mixtures.get(found.mlp), _child(layer, SHARED_MLP)
+        if mixture is not None and mixture.shared is None and beside is not None:
+            mixture = replace(mixture, shared=beside)
         return Parts(
             found.attention, found.attends, found.mlp, first, second, attended, gated, found.parallel, qkv, out,
             found.out, q_norm, k_norm, found.v_norm, gate_up, down, found.activation or "silu",
-            self.mixtures.get(found.mlp), self._extras(layer),
+            mixture, self._extras(layer),
         )  # fmt: skip

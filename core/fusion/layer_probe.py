@@ -22,7 +22,8 @@ class LayerProbe:
     """A random input of a layer, the layer's calls of its attention (none if it has a state), and its output.
 
     hidden    [1, num_tokens, hidden_size]
-    cos, sin  [1, num_tokens, rotary_dim]; both the whole where the rotary embedding is one tensor
+    cos, sin  [1, num_tokens, rotary_dim]; both the whole where the rotary embedding is one tensor; of no dimensions
+              where nothing is turned
     embeddings  as the rotary embedding returns them
     expected  like hidden
     layer_input  [1, num_tokens, size] of a layer that has an input of its own for each token (Gemma 4); else None
@@ -65,6 +66,8 @@ class LayerProbe:
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
         embeddings = rotations(rotary, hidden, positions, **kind_of(layer, rotary))
         cos, sin = embeddings if isinstance(embeddings, tuple) else (embeddings, embeddings)
+        if cos is None:
+            cos = sin = hidden[..., :0]
         layer_input, shared = _input_of(layer, hidden), _shared_kv(layer, hidden)
         calls, out = _run(layer, hidden, embeddings, switch, layer_input, shared)
         if compared:
@@ -97,6 +100,8 @@ def rotations(rotary: Callable[..., Any], x: torch.Tensor, positions: torch.Tens
     except (IndexError, RuntimeError):
         return rotary(x, positions[None].expand(3, -1, -1), **kind)
     cos = found[0] if isinstance(found, tuple) else found
+    if cos is None:
+        return found
     if cos.dim() == 3 and cos.shape[:2] == positions.shape:
         return found
     return rotary(x, positions[None].expand(3, -1, -1), **kind)

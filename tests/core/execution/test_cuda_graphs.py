@@ -150,3 +150,18 @@ def test_of_a_mixture_the_experts_of_a_token_count() -> None:
     mixture = {**LLAMA_8B, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
     found = ReplayCost(SimpleNamespace(**mixture))
     assert [found.fits(n) for n in range(1, 4_000)] == [active.fits(n) for n in range(1, 4_000)]
+
+
+def test_steps_of_layers_with_other_heads_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rerun, "pool", lambda self: None, raising=False)
+    sizes: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 32}
+    model = tiny_model("gemma4", hidden_size_per_layer_input=0, **sizes)
+    prompts = [random_prompt(20 + i, seed=i) for i in range(2)]
+    options: dict[str, Any] = {"attention": "triton", "overlap": True, "max_batch": 4}
+    with Runtime(model, tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=200), **options) as made:
+        engine: Any = made.load()._thread.engine
+        engine.steps.runner = Rerunning(engine.runner, engine.runner.attention, max_batch=4, max_len=128, scratch=200)
+        engine.runner.replayed = []
+        answers = made.generate(prompts, temperature=0, max_tokens=3, ignore_eos=True)
+        assert [kind for _, kind in engine.runner.replayed] == ["mixed", "decode", "decode"]
+    assert [a.token_ids for a in answers] == [greedy_reference(model, p, 3) for p in prompts]
