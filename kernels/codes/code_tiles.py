@@ -101,18 +101,41 @@ def _nibbles(words, even, odd, TABLE: gl.constexpr):
 
 
 @gluon.jit
-def _operands(found, ROW: gl.constexpr, like):
-    """Return the operands of outputs m and m + 8, for each of words `like` [16, W]: row `ROW` of found [rows, 64]."""
-    even, odd = _even_odd(found, ROW)
+def _operands(found, NUMBER: gl.constexpr, like, KIND: gl.constexpr):
+    """Return the operands of outputs m and m + 8, for each of words `like` [16, W]: number `NUMBER` of the stage's."""
+    even, odd = _pair(found, NUMBER, KIND)
     return _spread(even, like), _spread(odd, like)
 
 
 @gluon.jit
-def _two_operands(found, ROW: gl.constexpr, like):
-    """Return the operands of words `like` [16, 32], where each half of the inputs has its own row from `ROW` on."""
-    even, odd = _even_odd(found, ROW)
-    next_even, next_odd = _even_odd(found, ROW + 1)
+def _two_operands(found, NUMBER: gl.constexpr, like, KIND: gl.constexpr):
+    """Return the operands of words `like` [16, 32], where each half of the inputs has its own from `NUMBER` on."""
+    even, odd = _pair(found, NUMBER, KIND)
+    next_even, next_odd = _pair(found, NUMBER + 1, KIND)
     return _spread_halves(even, next_even, like), _spread_halves(odd, next_odd, like)
+
+
+@gluon.jit
+def _pair(found, NUMBER: gl.constexpr, KIND: gl.constexpr):
+    """Return the operands number `NUMBER` as words [4, 8] of outputs m, and of outputs m + 8: a row of found
+    [rows, 64], or a byte of its words."""
+    if KIND == "power":
+        even, odd = _even_odd(found, NUMBER // 4)
+        return _power(even, NUMBER % 4), _power(odd, NUMBER % 4)
+    else:
+        return _even_odd(found, NUMBER)
+
+
+@gluon.jit
+def _power(words, BYTE: gl.constexpr):
+    """Return words of twice the bfloat16 number whose exponent is a byte of `words`."""
+    asm: gl.constexpr = _power_asm(BYTE)
+    return gl.inline_asm_elementwise(asm, "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.constexpr_function
+def _power_asm(byte):
+    return f"{{ .reg .b32 t; prmt.b32 t, $1, 0, 0x4{byte}4{byte}; shl.b32 $0, t, 7; }}"
 
 
 @gluon.jit
@@ -220,19 +243,19 @@ def box_words(ws, s, BOX: gl.constexpr, BITS: gl.constexpr):
 
 @gluon.jit
 def factor(
-    first, second, found, ROW: gl.constexpr, PART: gl.constexpr, BY: gl.constexpr, BITS: gl.constexpr,
+    first, second, found, NUMBER: gl.constexpr, PART: gl.constexpr, BY: gl.constexpr, BITS: gl.constexpr,
     TABLE: gl.constexpr, KIND: gl.constexpr, TWO: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Return part `PART` of `BY` of a box's weights as a first factor [64, 64 / BY].
 
-    found  the stage's numbers, among them the operands in row `ROW`, or two rows
+    found  the stage's numbers, among them the operands: number `NUMBER`, or two from there on
     """
     if BITS == 4:
         words = _some_words(first, PART, BY)
         if TWO:
-            even, odd = _two_operands(found, ROW, words)
+            even, odd = _two_operands(found, NUMBER, words, KIND)
         elif KIND == "zero" or KIND == "power":
-            even, odd = _operands(found, ROW, words)
+            even, odd = _operands(found, NUMBER, words, KIND)
         else:
             even = gl.full_like(words, 0x7E807E80 if TABLE == "e2m1" else 0x43084308)
             odd = even
@@ -383,14 +406,16 @@ def read_rows(x, shared, s, row, first, SHAPE: gl.constexpr):
 
 @gluon.constexpr_function
 def rows_of_numbers(kind, groups):
-    """Return the number of rows of a tile's numbers."""
+    """Return the number of rows of a tile's numbers: four powers are one."""
+    if kind == "power":
+        return (groups + 3) // 4
     return groups * (2 if kind in ("zero", "minimum") else 1)
 
 
 @gluon.constexpr_function
-def row_of_operands(kind, groups, boxes, group, part):
-    """Return the row of a box's operands among a tile's numbers."""
-    return part * groups // boxes if kind == "power" else group + (groups if kind == "zero" else 0)
+def number_of_operands(kind, groups, boxes, first, group, part):
+    """Return the number of a box's operands in a stage, where those of its tile begin in row `first`."""
+    return 4 * first + part * groups // boxes if kind == "power" else first + group + (groups if kind == "zero" else 0)
 
 
 @gluon.constexpr_function
@@ -486,8 +511,8 @@ def box_factor(
     layout: gl.constexpr = sums_layout(ROWS)
     first, second = box_words(ws, tile, BOX * K // 64, BITS)
     return factor(
-        first, second, found, FIRST + row_of_operands(KIND, GROUPS, BOXES, GROUP, PART), BOX % (64 // K), 64 // K, BITS,
-        TABLE, KIND, KIND == "power" and GROUPS > BOXES, layout,
+        first, second, found, number_of_operands(KIND, GROUPS, BOXES, FIRST, GROUP, PART), BOX % (64 // K), 64 // K,
+        BITS, TABLE, KIND, KIND == "power" and GROUPS > BOXES, layout,
     )  # fmt: skip
 
 

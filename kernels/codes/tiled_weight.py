@@ -5,7 +5,7 @@ codes of outputs m and m + 8, with inputs j, j + 1, j + 8 and j + 9: all eight o
 inputs in two words with 8 bits. Scales lie by tile beside the codes, so that the copy engine reads both in one stream.
 A value is scale * code + minimum, where codes of integers are signed: a zero point other than the middle of the codes
 is part of the minimum. Two kinds of numbers are the operands of instructions that decode: zero points of 4-bit
-integers, and scales that are powers of two.
+integers, and scales that are powers of two, of which the exponents are kept.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ MIDDLE = {4: 8, 8: 128}
 
 Kind = Literal["scale", "minimum", "zero", "power"]
 
+_BYTES = 4
+"""Bytes of a word."""
 _GROUPS = (16, 32, 64)
 """Groups smaller than a tile; others are its multiples."""
 _TABLES: tuple[Table | None, ...] = (None, "e4m3", "e2m1")
@@ -50,7 +52,8 @@ class TiledWeight:
             else float32 [outputs in whole tiles], one for each output
     groups  scales of an output in a tile; 0: one for all inputs
     kind    the numbers of a group: "scale"; "minimum", a scale and a minimum; "zero", a scale and a word of twice the
-            bfloat16 number 128 plus the zero point; "power", a word of twice the bfloat16 number 2^126 times the scale
+            bfloat16 number 128 plus the zero point; "power", a byte, the exponent of 2^126 times the scale as bfloat16
+            has it: a word holds those of four groups, from the lowest byte
     bits    of a code; table: the values of codes, None for signed integers
     order   None, or int64 [k]: the input at each position
     outputs None, or int64 [n]: the output at each position
@@ -100,6 +103,8 @@ class TiledWeight:
     @property
     def scale_lines(self) -> int:
         """Return the lines of a tile's scales and minima."""
+        if self.kind == "power":
+            return 2 * -(-self.groups // _BYTES)
         return self.groups * 2 * (2 if self.kind in ("minimum", "zero") else 1)
 
     @property
@@ -264,7 +269,7 @@ def tiled(
 
 
 def numbers_of(weight: QuantisedWeight) -> tuple[Kind, torch.Tensor]:
-    """Return the numbers of a weight's groups: float32 [1 or 2, n, k / group]."""
+    """Return the numbers of a weight's groups: float32, or int32 for powers, [1 or 2, n, k / group]."""
     scale = weight._scale(0, weight.shape[0]).float()
     minimum = weight.minimum.float() if weight.minimum is not None else None
     middle = MIDDLE[weight.bits] if weight.table is None else 0
@@ -279,7 +284,7 @@ def numbers_of(weight: QuantisedWeight) -> tuple[Kind, torch.Tensor]:
     if minimum is not None:
         return "minimum", torch.stack([scale, minimum])
     if weight.table == "e2m1" and weight.group != weight.shape[1] and _are_powers(scale):
-        return "power", _twice(scale * 2.0**126)[None]
+        return "power", (torch.frexp(scale).exponent + 252)[None]
     return "scale", scale[None]
 
 
@@ -320,10 +325,16 @@ def arranged(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def numbers_by_tile(numbers: torch.Tensor, group: int, k: int) -> torch.Tensor:
-    """Return numbers [1 or 2, n, k / group] by tile, and eight lines of zeros. -> float32 [lines, 32]"""
+    """Return numbers [1 or 2, n, k / group] by tile, and eight lines of zeros. -> float32 [lines, 32]
+
+    Integers are bytes of words.
+    """
     per_tile, tiles = max(INPUTS // group, 1), -(-k // INPUTS)
     if group > INPUTS:
         numbers = numbers.repeat_interleave(group // INPUTS, 2)
     numbers = torch.nn.functional.pad(numbers, (0, tiles * per_tile - numbers.shape[2], 0, -numbers.shape[1] % OUTPUTS))
-    numbers = numbers.view(len(numbers), -1, OUTPUTS, tiles, per_tile).permute(1, 3, 0, 4, 2)
+    numbers = numbers.view(len(numbers), -1, OUTPUTS, tiles, per_tile)
+    if not numbers.is_floating_point():
+        numbers = torch.nn.functional.pad(numbers, (0, -per_tile % _BYTES)).to(torch.uint8).view(torch.float32)
+    numbers = numbers.permute(1, 3, 0, 4, 2)
     return torch.nn.functional.pad(numbers.reshape(-1, 32), (0, 0, 0, 8)).contiguous()

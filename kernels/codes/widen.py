@@ -59,17 +59,20 @@ def _widen(
             value *= tl.load(scales + block * 64 + o)
         else:
             PAIR: tl.constexpr = KIND == "minimum" or KIND == "zero"
-            at = scales + first * (GROUPS * 64 * (2 if PAIR else 1)) + (g * 64 + o)
-            number = tl.load(at)
             if KIND == "power":
-                value *= (number.to(tl.int32, bitcast=True) << 16).to(tl.float32, bitcast=True) * 1.1754943508222875e-38
-            elif KIND == "zero":
-                zero = (tl.load(at + GROUPS * 64).to(tl.int32, bitcast=True) & 0x7F) - 8
-                value = (value - zero.to(tl.float32)) * number
+                words = tl.load(scales + first * ((GROUPS + 3) // 4 * 64) + (g // 4 * 64 + o)).to(tl.int32, bitcast=True)
+                power = ((words >> (g % 4 * 8)) & 0xFF) << 23
+                value *= power.to(tl.float32, bitcast=True) * 1.1754943508222875e-38
             else:
-                value *= number
-            if KIND == "minimum":
-                value += tl.load(at + GROUPS * 64)
+                at = scales + first * (GROUPS * 64 * (2 if PAIR else 1)) + (g * 64 + o)
+                number = tl.load(at)
+                if KIND == "zero":
+                    zero = (tl.load(at + GROUPS * 64).to(tl.int32, bitcast=True) & 0x7F) - 8
+                    value = (value - zero.to(tl.float32)) * number
+                else:
+                    value *= number
+                if KIND == "minimum":
+                    value += tl.load(at + GROUPS * 64)
     output, column = block * 64 + o, tile * 128 + i
     ok = (output >= start) & (output < stop) & (column < k)
     if OUTPUTS:
