@@ -1,7 +1,7 @@
 """Tiles of quantised weights inside the matmul kernels: load, decode and accumulate.
 
 matmul.py and experts.py are built from these. Groups of warps share a program: one reads codes and scales, the others,
-called teams here, multiply steps in turn, so that one team's decoding hides the latencies of the rest. Codes become
+called teams here, multiply steps in turn, or the same rows with outputs of their own. Codes become
 bfloat16 numbers without rounding in the threads that hold them; sums of a group are multiplied by its scale in float32.
 """
 
@@ -302,9 +302,11 @@ def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
     """Allocate shared memory: (boxes of x, tiles of codes, scales of stages, stages read, stages free), sums, barriers
     of the sums.
 
-    SHAPE  rows, inputs of a box of x, bits, lines of a stage's scales, teams, tiles of a stage
+    SHAPE  rows, inputs of a box of x, bits, lines of the scales, teams, tiles of a stage, blocks of outputs of a stage:
+           one, whose steps the teams share, or one for each team
     """
     TEAMS: gl.constexpr = SHAPE[4]
+    BLOCKS: gl.constexpr = SHAPE[6]
     ROWS: gl.constexpr = SHAPE[0]
     K: gl.constexpr = SHAPE[1]
     BITS: gl.constexpr = SHAPE[2]
@@ -313,20 +315,22 @@ def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     boxes: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * K, element_bitwidth=16, rank=2)
     xs = gl.allocate_shared_memory(x_tiles.dtype, [TILES * (128 // K), ROWS, K], boxes)
-    ws = gl.allocate_shared_memory(gl.int32, [TILES * (BITS // 4), 32, 32], codes.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [TILES * BLOCKS * (BITS // 4), 32, 32], codes.layout)
     ss = ws
     if LINES > 0:
-        ss = gl.allocate_shared_memory(gl.float32, [STAGES, LINES, 32], scales.layout)
-    from_others = gl.allocate_shared_memory(gl.float32, [TEAMS - 1, 64, ROWS], flat)
+        ss = gl.allocate_shared_memory(gl.float32, [STAGES * BLOCKS, LINES, 32], scales.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # handed over, taken by the first team
-    by_others = gl.allocate_shared_memory(gl.int64, [2 * (TEAMS - 1), 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
-    for i in gl.static_range(2 * (TEAMS - 1)):
-        mbarrier.init(by_others.index(i), count=1)
+        mbarrier.init(free.index(stage), count=BLOCKS)
+    from_others, by_others = ready, ready
+    if BLOCKS == 1:
+        from_others = gl.allocate_shared_memory(gl.float32, [TEAMS - 1, 64, ROWS], flat)
+        # handed over, taken by the first team
+        by_others = gl.allocate_shared_memory(gl.int64, [2 * (TEAMS - 1), 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(2 * (TEAMS - 1)):
+            mbarrier.init(by_others.index(i), count=1)
     fence_async_shared()
     return (xs, ws, ss, ready, free), from_others, by_others
 
@@ -383,15 +387,15 @@ def take_over(sums, given, handed, TEAMS: gl.constexpr, turn):
 
 
 @gluon.jit
-def read_tiles(codes, scales, shared, s, first, pred, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr):
-    """Load the codes and scales of a stage's tiles, from tile `first` on, into stage `s`."""
+def read_tiles(codes, scales, shared, s, own, first, pred, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr):
+    """Load the codes and scales of a block's tiles, from tile `first` on, into place `own` as a part of stage `s`."""
     _, ws, ss, ready, _ = shared
-    STAGES: gl.constexpr = ready.shape[0]
+    PLACES: gl.constexpr = ready.shape[0] * SHAPE[6]
     HEIGHT: gl.constexpr = SHAPE[5] * SHAPE[2] // 4 * 32
-    stages = reinterpret(ws, gl.int32, [STAGES, HEIGHT, 32], codes.layout)
-    load(codes, [first * (SHAPE[2] // 4 * 32), 0], ready.index(s), stages.index(s), pred=pred)
+    places = reinterpret(ws, gl.int32, [PLACES, HEIGHT, 32], codes.layout)
+    load(codes, [first * (SHAPE[2] // 4 * 32), 0], ready.index(s), places.index(own), pred=pred)
     if SHAPE[3] > 0:
-        load(scales, [first * SCALE_LINES, 0], ready.index(s), ss.index(s), pred=pred)
+        load(scales, [first * SCALE_LINES, 0], ready.index(s), ss.index(own), pred=pred)
 
 
 @gluon.jit
@@ -428,27 +432,33 @@ def sums_layout(rows):
 
 @gluon.jit
 def block_sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
-    """Return a block's 64 outputs over a team's share of `steps` stages from number `at` on. -> float32 [64, rows]"""
+    """Return a team's sums of a block's 64 outputs over `steps` stages from number `at` on. -> float32 [64, rows]
+
+    Where the teams share a block, over its share of the stages.
+    """
     ready, free = shared[3], shared[4]
     STAGES: gl.constexpr = ready.shape[0]
     ROWS: gl.constexpr = SHAPE[0]
     TEAMS: gl.constexpr = SHAPE[4]
+    BLOCKS: gl.constexpr = SHAPE[6]
     sums = gl.zeros([64, ROWS], gl.float32, sums_layout(ROWS))
-    for step in range((TEAM + TEAMS - at % TEAMS) % TEAMS, steps, TEAMS):
+    begin = (TEAM + TEAMS - at % TEAMS) % TEAMS if BLOCKS == 1 else 0
+    for step in range(begin, steps, TEAMS // BLOCKS):
         s = (at + step) % STAGES
+        own = s * BLOCKS + (TEAM if BLOCKS > 1 else 0)
         mbarrier.wait(ready.index(s), (at + step) // STAGES & 1)
         if ROWS <= 16:
-            sums = _add_few_rows(shared, s, sums, SHAPE, FORMAT)
+            sums = _add_few_rows(shared, s, own, sums, SHAPE, FORMAT)
         elif FORMAT[0] > 0 and FORMAT[1] != "power":
-            sums = _add_groups(shared, s, sums, SHAPE, FORMAT)
+            sums = _add_groups(shared, s, own, sums, SHAPE, FORMAT)
         else:
-            sums = _add_tiles(shared, s, sums, SHAPE, FORMAT)
+            sums = _add_tiles(shared, s, own, sums, SHAPE, FORMAT)
         mbarrier.arrive(free.index(s))
     return sums
 
 
 @gluon.jit
-def _add_few_rows(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+def _add_few_rows(shared, s, own, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     """Add a stage of up to 16 rows, by matmuls of a warp: those of four warps take as long for 8 rows as for 64."""
     xs, ws, ss, _, _ = shared
     GROUPS: gl.constexpr = FORMAT[0]
@@ -466,16 +476,18 @@ def _add_few_rows(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     NUMBERS: gl.constexpr = rows_of_numbers(KIND, GROUPS)
     found = sums
     if GROUPS > 0:
-        found = numbers_of_stage(ss, s)
+        found = numbers_of_stage(ss, own)
     for i in gl.static_range(DEPTH * (BOXES // EACH)):
-        tile = s * DEPTH + i // (BOXES // EACH)
         more = sums
         if SCALED:
             more = zeros
         total = zeros
         for part in gl.static_range(EACH):
-            w = box_factor(ws, found, i // (BOXES // EACH) * NUMBERS, tile, i % (BOXES // EACH), part, SHAPE, FORMAT)
-            rows = xs.index(tile * BOXES + i % (BOXES // EACH) * EACH + part).permute((1, 0))
+            w = box_factor(
+                ws, found, i // (BOXES // EACH) * NUMBERS, own * DEPTH + i // (BOXES // EACH), i % (BOXES // EACH),
+                part, SHAPE, FORMAT,
+            )  # fmt: skip
+            rows = xs.index(s * DEPTH * BOXES + i * EACH + part).permute((1, 0))
             x = rows.load(gl.DotOperandLayout(1, layout, 2))
             more = mma_v2(w, x, more)
             if KIND == "minimum":
@@ -523,7 +535,7 @@ def _each(groups, kind, boxes):
 
 
 @gluon.jit
-def _add_tiles(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+def _add_tiles(shared, s, own, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     """Add a stage whose sums have no scales of groups."""
     xs, ws, ss, _, _ = shared
     DEPTH: gl.constexpr = SHAPE[5]
@@ -532,17 +544,17 @@ def _add_tiles(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     more = warpgroup_mma_init(sums)
     found = sums
     if FORMAT[0] > 0:
-        found = numbers_of_stage(ss, s)
+        found = numbers_of_stage(ss, own)
     for tile in gl.static_range(DEPTH):
         for box in gl.static_range(BOXES):
-            w = box_factor(ws, found, tile * NUMBERS, s * DEPTH + tile, 0, box, SHAPE, FORMAT)
+            w = box_factor(ws, found, tile * NUMBERS, own * DEPTH + tile, 0, box, SHAPE, FORMAT)
             x = xs.index((s * DEPTH + tile) * BOXES + box).permute((1, 0))
             more = warpgroup_mma(w, x, more, is_async=True)
     return warpgroup_mma_wait(0, deps=(more,))
 
 
 @gluon.jit
-def _add_groups(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+def _add_groups(shared, s, own, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     """Add a stage's groups, each with sums of its own; where registers suffice the next is decoded meanwhile."""
     xs, ws, ss, _, _ = shared
     GROUPS: gl.constexpr = FORMAT[0]
@@ -556,9 +568,9 @@ def _add_groups(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     zeros = gl.zeros([64, ROWS], gl.float32, layout)
     if MINIMUM:
         ones = gl.full([64, K], 1.0, gl.bfloat16, gl.DotOperandLayout(0, layout, 2))
-    found = numbers_of_stage(ss, s)
+    found = numbers_of_stage(ss, own)
     NUMBERS: gl.constexpr = rows_of_numbers(FORMAT[1], GROUPS)
-    w, other = _group_factors(ws, found, 0, s * DEPTH, 0, SHAPE, FORMAT)
+    w, other = _group_factors(ws, found, 0, own * DEPTH, 0, SHAPE, FORMAT)
     for i in gl.static_range(DEPTH * GROUPS):
         box = (s * DEPTH + i // GROUPS) * BOXES + i % GROUPS * EACH
         x, other_x = xs.index(box).permute((1, 0)), xs.index(box + EACH - 1).permute((1, 0))
@@ -574,7 +586,7 @@ def _add_groups(shared, s, sums, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
             sums = _scaled(sums, more, total, found, i // GROUPS * NUMBERS + i % GROUPS, GROUPS, MINIMUM)
         if i + 1 < DEPTH * GROUPS:
             w, other = _group_factors(
-                ws, found, (i + 1) // GROUPS * NUMBERS, s * DEPTH + (i + 1) // GROUPS, (i + 1) % GROUPS, SHAPE, FORMAT
+                ws, found, (i + 1) // GROUPS * NUMBERS, own * DEPTH + (i + 1) // GROUPS, (i + 1) % GROUPS, SHAPE, FORMAT
             )
         if ROWS <= 32:
             sums = _scaled(sums, more, total, found, i // GROUPS * NUMBERS + i % GROUPS, GROUPS, MINIMUM)

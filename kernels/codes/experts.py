@@ -1,7 +1,8 @@
 """Grouped matmuls of a mixture of experts with quantised weights, on Hopper, for few tokens per expert.
 
-As in codes/matmul.py, one warp reads codes and two groups multiply in turn. An item is a block of up to 16, 32 or 64
-pairs of token and expert (gpu/mixture/expert_blocks.py), and 64 outputs of the expert. Tokens are gathered by block
+As in codes/matmul.py, one warp reads codes and teams of warps multiply. An item is a block of up to 16, 32 or 64 pairs
+of token and expert (gpu/mixture/expert_blocks.py), and 64 outputs of the expert for each team: rows are read once for
+all teams, since those of a block take as much of the second-level cache's rate as codes. Tokens are gathered by block
 first, so that the copy engine can read them.
 """
 
@@ -19,20 +20,17 @@ from graftlm.kernels.bits12.code_tiles import store_rows
 from graftlm.kernels.codes.code_tiles import (
     allocate,
     block_sums,
-    hand_over,
     read_rows,
     read_tiles,
     sums_layout,
-    take_over,
 )
 from graftlm.kernels.codes.matmul import (
-    LAYOUTS,
+    MAX_STAGES,
     Layout,
     depth_of,
     inputs_of_box,
     row_boxes,
     scale_lines,
-    stages_of,
     weight_boxes,
 )
 from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledWeight
@@ -43,9 +41,13 @@ from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 _PAIRS = ((13, 16), (26, 32))
 """Average tokens per expert up to which a block has so many pairs; with more tokens it has 64."""
 
-LAYOUT = {rows: layout._replace(depth=1) for rows, layout in LAYOUTS.items()} | {16: Layout(2, 80, 108 * 1024)}
-"""Layouts by the pairs of a block: two programs of the smallest fit on a multiprocessor."""
-_TWICE = 16
+LAYOUT = {
+    16: Layout(4, 96, 200 * 1024),
+    32: Layout(3, 120, 200 * 1024),
+    64: Layout(2, 168, 200 * 1024),
+}
+"""Layouts by the pairs of a block."""
+_TWICE = 0
 """Pairs of a block up to which two programs fit on a multiprocessor."""
 
 
@@ -66,9 +68,15 @@ class CodedExperts:
 
 
 @gluon.jit
-def _expert(column, item, blocks_of, num_items):
+def _expert(column, item, items_of, num_items):
     """Return an item's entry in a column of the table of blocks; 0 for an item beyond the last."""
-    return gl.load(column + item // blocks_of, mask=item < num_items, other=0)
+    return gl.load(column + item // items_of, mask=item < num_items, other=0)
+
+
+@gluon.jit
+def _block(item, items_of, blocks_of, TEAM: gl.constexpr, TEAMS: gl.constexpr):
+    """Return a team's block of the expert's outputs in an item: the last one again where there are no more."""
+    return gl.minimum(item % items_of * TEAMS + TEAM, blocks_of - 1)
 
 
 @gluon.jit
@@ -76,25 +84,27 @@ def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constex
     x, codes, scales, shared, table, sizes = given
     _, _, _, ready, free = shared
     block_expert, _, _, _, used = table
-    blocks_of, steps, _, tiles = sizes
+    items_of, blocks_of, steps, _, tiles = sizes
     STAGES: gl.constexpr = ready.shape[0]
+    TEAMS: gl.constexpr = SHAPE[4]
     DEPTH: gl.constexpr = SHAPE[5]
-    BYTES: gl.constexpr = (SHAPE[0] * 256 + SHAPE[2] * 1024) * DEPTH + SHAPE[3] * 128
+    BYTES: gl.constexpr = (SHAPE[0] * 256 + TEAMS * SHAPE[2] * 1024) * DEPTH + TEAMS * SHAPE[3] * 128
     first, num_programs = gl.program_id(0), gl.num_programs(0)
     launch_dependents(PDL)
     grid_wait(PDL)
-    num_items = gl.load(used) * blocks_of
+    num_items = gl.load(used) * items_of
     at = 0
-    expert = _expert(block_expert, first, blocks_of, num_items)
+    expert = _expert(block_expert, first, items_of, num_items)
     for item in range(first, num_items, num_programs):
-        following = _expert(block_expert, item + num_programs, blocks_of, num_items)
-        tile = (expert * blocks_of + item % blocks_of) * tiles
-        row = item // blocks_of * SHAPE[0]
+        following = _expert(block_expert, item + num_programs, items_of, num_items)
+        row = item // items_of * SHAPE[0]
         for step in range(steps):
             s = at % STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES)
-            read_tiles(codes, scales, shared, s, tile + step * DEPTH, True, SHAPE, SCALE_LINES)
+            for team in gl.static_range(TEAMS):
+                tile = (expert * blocks_of + _block(item, items_of, blocks_of, team, TEAMS)) * tiles + step * DEPTH
+                read_tiles(codes, scales, shared, s, s * TEAMS + team, tile, True, SHAPE, SCALE_LINES)
             read_rows(x, shared, s, row, step * DEPTH, SHAPE)
             at += 1
         expert = following
@@ -131,48 +141,44 @@ def _scatter(found, out, pair, scale, ok, first, n, top_k, out_rank):
 def _multiply(
     given, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr, PDL: gl.constexpr
 ):
-    """Compute a team's steps of each of the program's items; the first team stores the sum of all teams."""
-    shared, teams, factors, table, out, sizes, gate = given
+    """Compute a team's 64 outputs of each of the program's items."""
+    shared, factors, table, out, sizes, gate = given
     ROWS: gl.constexpr = SHAPE[0]
     layout: gl.constexpr = sums_layout(ROWS)
     block_expert, block_start, block_end, pairs, used = table
-    blocks_of, steps, n, _ = sizes
+    items_of, blocks_of, steps, n, _ = sizes
     weight_scales, bias, routing, top_k, out_rank = factors
     alpha, limit, shift = gate
     grid_wait(PDL)
-    num_items = gl.load(used) * blocks_of
-    at, turn, num_programs = 0, 0, gl.num_programs(0)
+    num_items = gl.load(used) * items_of
+    at, num_programs = 0, gl.num_programs(0)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
     for item in range(gl.program_id(0), num_items, num_programs):
-        tile, group = item % blocks_of, item // blocks_of
+        tile, group = _block(item, items_of, blocks_of, TEAM, SHAPE[4]), item // items_of
         expert = gl.load(block_expert + group)
         start = gl.load(block_start + group)
         count = gl.load(block_end + group) - start
         sums = block_sums(shared, at, steps, TEAM, SHAPE, FORMAT)
         at += steps
-        if TEAM > 0:
-            hand_over(sums, teams[0], teams[1], TEAM, turn & 1)
+        i = (expert * blocks_of + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+        if FORMAT[0] == 0:
+            sums *= gl.load(weight_scales + i)[:, None]
+        if OUTPUT[0]:
+            sums += gl.load(bias + i)[:, None]
+        if OUTPUT[1]:
+            found = _gated(sums, out.dtype.element_ty, alpha, limit, shift, OUTPUT[2])
+            store_rows(found, out, group * ROWS, count, tile * 32, n)
         else:
-            i = (expert * blocks_of + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-            sums = take_over(sums, teams[0], teams[1], SHAPE[4], turn & 1)
-            if FORMAT[0] == 0:
-                sums *= gl.load(weight_scales + i)[:, None]
-            if OUTPUT[0]:
-                sums += gl.load(bias + i)[:, None]
-            if OUTPUT[1]:
-                found = _gated(sums, out.dtype.element_ty, alpha, limit, shift, OUTPUT[2])
-                store_rows(found, out, group * ROWS, count, tile * 32, n)
-            else:
-                pair = gl.load(pairs + start + row, mask=row < count, other=0)
-                factor = gl.load(routing + pair, mask=row < count, other=0.0).to(gl.float32)
-                _scatter(sums, out, pair, factor, row < count, tile * 64, n, top_k, out_rank)
-        turn += 1  # noqa: SIM113
+            pair = gl.load(pairs + start + row, mask=row < count, other=0)
+            factor = gl.load(routing + pair, mask=row < count, other=0.0).to(gl.float32)
+            _scatter(sums, out, pair, factor, row < count, tile * 64, n, top_k, out_rank)
 
 
-@gluon.jit(do_not_specialize=["blocks_of", "steps", "tiles", "top_k"])
+@gluon.jit(do_not_specialize=["items_of", "blocks_of", "steps", "tiles", "top_k"])
 def _coded_experts(
     x_tiles, codes, scale_tiles, weight_scales, bias, routing, out,
-    block_expert, block_start, block_end, pairs, used, blocks_of, steps, tiles, n, top_k, out_rank, alpha, limit, shift,
+    block_expert, block_start, block_end, pairs, used, items_of, blocks_of, steps, tiles, n, top_k, out_rank,
+    alpha, limit, shift,
     SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, STAGES: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr,
     REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -180,10 +186,10 @@ def _coded_experts(
 
     OUTPUT  whether there are a bias and gates, and whether these have a limit
     """
-    shared, sums, handed = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
-    table, sizes = (block_expert, block_start, block_end, pairs, used), (blocks_of, steps, n, tiles)
+    shared, _, _ = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
+    table, sizes = (block_expert, block_start, block_end, pairs, used), (items_of, blocks_of, steps, n, tiles)
     factors, gate = (weight_scales, bias, routing, top_k, out_rank), (alpha, limit, shift)
-    given = (shared, (sums, handed), factors, table, out, sizes, gate)
+    given = (shared, factors, table, out, sizes, gate)
     reading = (x_tiles, codes, scale_tiles, shared, table, sizes)
     if SHAPE[4] == 4:
         gl.warp_specialize(
@@ -231,22 +237,24 @@ def _launch(
 ) -> None:
     """Launch with x [max_blocks * pairs, k], gathered; out [max_blocks * pairs, n] or [top_k, num_tokens, n]."""
     k, gated, gate = x.shape[1], out.dim() == 2, experts.gate
-    blocks_of = weight.num_outputs // experts.num_experts // OUTPUTS
-    num_items = len(blocks.block_expert) * blocks_of
-    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     box, rows, layout = inputs_of_box(weight), blocks.block, LAYOUT[blocks.block]
+    blocks_of = weight.num_outputs // experts.num_experts // OUTPUTS
+    items_of = triton.cdiv(blocks_of, layout.teams)
+    num_items = len(blocks.block_expert) * items_of
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     depth, tiles = depth_of(weight, layout), triton.cdiv(k, INPUTS)
     codes, scales = weight_boxes(weight, depth)
     lines = scale_lines(weight, depth)
+    stage = (rows * 256 + layout.teams * weight.bits * 1024) * depth + layout.teams * lines * 128
     at_once = num_sms * (2 if rows <= _TWICE else 1)
     _coded_experts[(min(num_items, at_once),)](
         row_boxes(x, depth * INPUTS // box, rows, box), codes, scales, weight.scales,
         bias if bias is not None else weight.scales, routing, out,
-        blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
+        blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, items_of, blocks_of,
         triton.cdiv(tiles, depth), tiles, out.shape[-1], routing.shape[-1], 0 if gated else out.stride(0),
         gate.alpha, gate.limit or 0.0, gate.shift,
-        SHAPE=(rows, box, weight.bits, lines, layout.teams, depth), SCALE_LINES=weight.scale_lines,
-        STAGES=stages_of(rows, weight, layout), FORMAT=(weight.groups, weight.kind, weight.table or ""),
+        SHAPE=(rows, box, weight.bits, lines, layout.teams, depth, layout.teams), SCALE_LINES=weight.scale_lines,
+        STAGES=max(min(layout.shared // stage, MAX_STAGES), 2), FORMAT=(weight.groups, weight.kind, weight.table or ""),
         OUTPUT=(bias is not None, gated, gate.limit is not None),
         REGISTERS=layout.registers, num_warps=4, maxnreg=layout.registers, **pdl_options(routing),
     )  # fmt: skip

@@ -76,7 +76,7 @@ def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constex
         item = first + stage // steps * num_programs
         mbarrier.expect(ready.index(stage), BYTES, pred=item < num_items)
         tile = item % num_blocks * tiles + (item // num_blocks * steps + stage % steps) * DEPTH
-        read_tiles(codes, scales, shared, stage, tile, item < num_items, SHAPE, SCALE_LINES)
+        read_tiles(codes, scales, shared, stage, stage, tile, item < num_items, SHAPE, SCALE_LINES)
     grid_wait(PDL)
     at = 0
     for item in range(first, num_items, num_programs):
@@ -85,7 +85,7 @@ def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constex
             s, later = at % STAGES, at >= STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES, pred=later)
-            read_tiles(codes, scales, shared, s, block * tiles + step * DEPTH, later, SHAPE, SCALE_LINES)
+            read_tiles(codes, scales, shared, s, s, block * tiles + step * DEPTH, later, SHAPE, SCALE_LINES)
             read_rows(x, shared, s, 0, step * DEPTH, SHAPE)
             at += 1
 
@@ -209,7 +209,7 @@ def launch(
     _codes[(min(num_items, num_sms_of(x.device)),)](
         row_boxes(x, depth * INPUTS // box, rows, box), codes, scales, weight.scales, bias if bias is not None else x,
         out, num_rows, n, out.stride(1), num_items, blocks, triton.cdiv(tiles, depth * parts), tiles,
-        SHAPE=(rows, box, weight.bits, lines, layout.teams, depth), SCALE_LINES=weight.scale_lines,
+        SHAPE=(rows, box, weight.bits, lines, layout.teams, depth, 1), SCALE_LINES=weight.scale_lines,
         STAGES=stages_of(rows, weight, layout), FORMAT=(weight.groups, weight.kind, weight.table or ""),
         OUTPUT=(bias is not None, activation is not None, activation or ""),
         REGISTERS=layout.registers, num_warps=4, maxnreg=layout.registers, **pdl_options(x),

@@ -60,7 +60,9 @@ def _widen(
         else:
             PAIR: tl.constexpr = KIND == "minimum" or KIND == "zero"
             if KIND == "power":
-                words = tl.load(scales + first * ((GROUPS + 3) // 4 * 64) + (g // 4 * 64 + o)).to(tl.int32, bitcast=True)
+                words = tl.load(scales + first * ((GROUPS + 3) // 4 * 64) + (g // 4 * 64 + o)).to(
+                    tl.int32, bitcast=True
+                )
                 power = ((words >> (g % 4 * 8)) & 0xFF) << 23
                 value *= power.to(tl.float32, bitcast=True) * 1.1754943508222875e-38
             else:

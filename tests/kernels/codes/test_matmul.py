@@ -93,7 +93,7 @@ signature = dict(codes=codes, scales="*fp32", bias="*bf16", out="*bf16",
     x_tiles=f"tensordesc<bf16[{{depth * 128 // box}}, {{rows}}, {{box}}],{{kernel.boxes_layout(box)!r}}>",
     scale_tiles=boxes("fp32", depth * lines) if lines else codes)
 signature |= dict.fromkeys(("num_rows", "n", "out_row", "num_items", "num_blocks", "steps", "tiles"), "i32")
-given = dict(SHAPE=(rows, box, bits, depth * lines, teams, depth), SCALE_LINES=lines, STAGES=teams,
+given = dict(SHAPE=(rows, box, bits, depth * lines, teams, depth, 1), SCALE_LINES=lines, STAGES=teams,
     FORMAT=(groups, kind, table), OUTPUT=(False, False, ""), REGISTERS=kernel.LAYOUTS[rows].registers, PDL=True)
 """
 
