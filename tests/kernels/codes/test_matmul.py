@@ -87,7 +87,7 @@ _COMPILE = """
 from graftlm.kernels.codes.code_tiles import lines_layout
 rows, box, bits, lines, groups, kind, table = {case}
 boxes = lambda of, height: f"tensordesc<{{of}}[{{height}}, 32],{{lines_layout()!r}}>"
-teams, depth = kernel.LAYOUTS[rows].teams, kernel.LAYOUTS[rows].depth if bits == 4 else 1
+teams, depth = kernel.LAYOUTS[rows].teams, max(kernel.LAYOUTS[rows].depth * 4 // bits, 1)
 codes = boxes("i32", depth * bits // 4 * 32)
 signature = dict(codes=codes, scales="*fp32", bias="*bf16", out="*bf16",
     x_tiles=f"tensordesc<bf16[{{depth * 128 // box}}, {{rows}}, {{box}}],{{kernel.boxes_layout(box)!r}}>",
