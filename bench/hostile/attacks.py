@@ -38,20 +38,19 @@ from graftlm.testing.random_vision import save_vision_model
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
 MESSAGE = {"role": "user", "content": "a"}
-MORE_MB = 200
-MORE_PICTURE_MB = 700  # at the peak: a picture of 33 million pixels is decoded and processed in 440 MB
+MORE_MB = 200  # with torchvision, whose part of transformers copies pictures, one of 33 million pixels takes more
 CHATS = "/v1/chat/completions"
 
 
 def run(options: Options) -> Iterator[Row]:
     seconds = options.choose(2, 10)
     with TemporaryDirectory() as folder:
-        yield from _served("sprout", Path(folder) / "log", TEXTS, MORE_MB, seconds)
+        yield from _served("sprout", Path(folder) / "log", TEXTS, seconds)
         model = save_vision_model("qwen2_5_vl", Path(folder) / "model")
-        yield from _served(str(model), Path(folder) / "pictures.log", PICTURES, MORE_PICTURE_MB, seconds)
+        yield from _served(str(model), Path(folder) / "pictures.log", PICTURES, seconds)
 
 
-def _served(model: str, log: Path, attacks: Iterable[str], more_mb: float, seconds: float) -> Iterator[Row]:
+def _served(model: str, log: Path, attacks: Iterable[str], seconds: float) -> Iterator[Row]:
     command = ("-m", "graftlm", "serve", model, "--port", "0")
     sink = ("-m", "bench.hostile.attacks", SINK)
     with (
@@ -64,14 +63,14 @@ def _served(model: str, log: Path, attacks: Iterable[str], more_mb: float, secon
             ports = _port(log), int(control.stdout.readline())
             took_ms(ports[0], seconds)
             for name in attacks:
-                yield from _attacked(name, ports, server.pid, seconds, more_mb)
+                yield from _attacked(name, ports, server.pid, seconds)
         finally:
             server.terminate()
             control.terminate()
 
 
-def _attacked(name: str, ports: tuple[int, int], pid: int, seconds: float, most_mb: float) -> Iterator[Row]:
-    """Measure one attack. ports: of the server and the sink; most_mb: floor of the peak memory"""
+def _attacked(name: str, ports: tuple[int, int], pid: int, seconds: float) -> Iterator[Row]:
+    """Measure one attack. ports: of the server and the sink"""
     port, sink = ports
     idle = took_ms(port, seconds)
     control, _ = _beside(name, sink, port, seconds)
@@ -87,7 +86,7 @@ def _attacked(name: str, ports: tuple[int, int], pid: int, seconds: float, most_
     yield Row("attacks", f"{name}: slowest answer", max(during), "ms", baseline=max(control))
     yield Row("attacks", f"{name}: attacks that the server ended", count, "attacks", floor=1)
     yield Row("attacks", f"{name}: memory above", more_mb, "MB", floor=MORE_MB, at_most=True)
-    yield Row("attacks", f"{name}: peak memory above", peak_mb, "MB", floor=most_mb, at_most=True)
+    yield Row("attacks", f"{name}: peak memory above", peak_mb, "MB", floor=MORE_MB, at_most=True)
 
 
 def _beside(name: str, attacked: int, port: int, seconds: float) -> tuple[list[float], int]:

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,9 @@ import numpy as np
 from graftlm.core.errors import ModelError
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.media.items import Kind, is_bytes, spread
+from graftlm.core.media.loading import import_pillow
 from graftlm.core.media.picture_options import PictureOptions
+from graftlm.core.media.uncopied import LARGE_PIXELS, without_copies
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +34,9 @@ _NESTED = ("SmolVLMProcessor", "Idefics3Processor")
 
 _PLAIN = ("Qwen2VLImageProcessor",)
 """Image processors that never pad: each value is that of a pixel's byte."""
+
+_TRIED = ((700, 1500), (1100, 300), (40, 60))
+"""Height and width of pictures that are processed with and without copies before a large one is processed without."""
 
 _MARKERS = {"image": ("image_token", "boi_token", "fake_image_token"), "video": ("video_token",)}
 """Attributes of processors: the text that a chat template writes for a picture or a video."""
@@ -205,6 +211,18 @@ class HfProcessor:
         self, picture: Image, *, among_several: bool = False, options: Mapping[str, Any] | None = None
     ) -> Processed:
         """Process a picture of mode RGB. options: of `options.of_request`; None: those of every picture"""
+        if picture.width * picture.height > LARGE_PIXELS and not among_several:
+            with suppress(Exception):  # a step takes arrays alone, or refuses the picture, as it does below
+                return self._image(picture, self._uncopied, options)
+        return self._image(picture, self.hf.image_processor, options, among_several)
+
+    def _image(
+        self,
+        picture: Image,
+        image_processor: Any,
+        options: Mapping[str, Any] | None = None,
+        among_several: bool = False,
+    ) -> Processed:
         count = 2 if among_several else 1
         images: list[Any] = [picture] * count
         nested = type(self.hf).__name__ in _NESTED or among_several
@@ -213,8 +231,25 @@ class HfProcessor:
         bytes_alone = {} if self.levels is None else {"do_rescale": False, "do_normalize": False}
         if options := {**(self.options.of_runtime if options is None else options), **bytes_alone}:
             given["images_kwargs"] = options
-        found = self._call(given, text)
+        found = self._call(given, text, image_processor)
         return _first_of_two(found) if among_several else found
+
+    @cached_property
+    def _uncopied(self) -> Any:
+        """The image processor that takes pictures uncopied, if it makes the same of some; else the usual one."""
+        usual = self.hf.image_processor
+        own = without_copies(usual)
+        if own is not usual:
+            rng = np.random.default_rng(0)
+            for shape in _TRIED:
+                picture = import_pillow().fromarray(rng.integers(0, 256, (*shape, 3), np.uint8))
+                try:
+                    same = _are_equal(self._image(picture, own), self._image(picture, usual))
+                except Exception:  # a step takes arrays alone
+                    same = False
+                if not same:
+                    return usual
+        return own
 
     def video(self, video: LoadedVideo) -> Processed:
         """Process the sampled frames of a video."""
@@ -230,10 +265,12 @@ class HfProcessor:
             frames_indices=video.indices.tolist(),
         )
         options = {"video_metadata": [metadata], "do_sample_frames": False, "return_metadata": True}
-        return self._call({"videos": [video.frames], "videos_kwargs": options}, self.markers["video"] or "")
+        given = {"videos": [video.frames], "videos_kwargs": options}
+        return self._call(given, self.markers["video"] or "", self.hf.image_processor)
 
-    def _call(self, given: dict[str, Any], text: str) -> Processed:
+    def _call(self, given: dict[str, Any], text: str, image_processor: Any) -> Processed:
         hf = copy.copy(self.hf)
+        hf.image_processor = image_processor
         hf.tokenizer = recorder = _Recorder(hf.tokenizer)
         batch = hf(text=[text], return_tensors="pt", add_special_tokens=False, **given)
         inputs = {k: v for k, v in batch.items() if k not in _OF_THE_TEXT and hasattr(v, "shape")}
@@ -264,6 +301,11 @@ def _levels(image_processor: Any) -> Any:
         if not torch.equal(spread(found, table), whole):
             return None
     return table
+
+
+def _are_equal(one: Processed, other: Processed) -> bool:
+    texts = one.text == other.text and np.array_equal(one.ids, other.ids) and one.inputs.keys() == other.inputs.keys()
+    return texts and all(np.array_equal(x, other.inputs[name]) for name, x in one.inputs.items())
 
 
 def _first_of_two(found: Processed) -> Processed:

@@ -395,13 +395,27 @@ def _to_rgb(picture: Image, limits: MediaLimits) -> Image:
         picture.load()
         return picture
     if picture.mode.startswith("I"):
-        values = np.asarray(picture)
-        wide = picture.mode != "I" or values.max() > 255
-        grey: Image = import_pillow().fromarray(_narrowed(values) if wide else values.astype(np.uint8))
-        return grey.convert("RGB")
+        return _of_wide(picture)
     if picture.mode in ("P", "RGBa", "La") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
     return picture.convert("RGB")
+
+
+def _of_wide(picture: Image) -> Image:
+    """Return a picture of 16 or 32 bits as RGB, made of some rows at a time."""
+    pillow = import_pillow()
+    extrema: Any = picture.getextrema()
+    wide = picture.mode != "I" or extrema[1] > 255
+    found: Image = pillow.new("RGB", picture.size)
+    step = max(1, _BAND_PIXELS // picture.width)
+    for top in range(0, picture.height, step):
+        values = np.asarray(picture.crop((0, top, picture.width, min(top + step, picture.height))))
+        found.paste(pillow.fromarray(_narrowed(values) if wide else values.astype(np.uint8)).convert("RGB"), (0, top))
+    return found
+
+
+_BAND_PIXELS = 1 << 18
+"""Pixels that are narrowed at once."""
 
 
 def _narrowed(values: NDArray[Any]) -> NDArray[np.uint8]:

@@ -49,7 +49,8 @@ _BAND_PIXELS = 1 << 18
 """Pixels of a picture that are copied at once for its digest."""
 
 _PIXELS_AT_ONCE = 1 << 26
-"""Pixels of the pictures that are decoded and processed at a time: each needs 13 bytes meanwhile. One always may."""
+"""Pixels of the pictures that are decoded and processed at a time: each needs 4 bytes meanwhile, and 13
+with torchvision. One always may."""
 
 _LARGE_PIXELS = 1 << 22
 """Pixels of a picture whose memory is returned to the system at once."""
