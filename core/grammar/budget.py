@@ -17,7 +17,7 @@ from typing import Protocol
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.spec import Limits
 
-WALL_FACTOR = 10
+WALL_FACTOR = 25
 """How many times the limit may pass by the clock: a thread of a busy machine gets a part of one core."""
 
 
@@ -96,8 +96,9 @@ def while_waited_for(waiting: Waiting) -> Iterator[None]:
 TURN_S, UNDISTURBED_S, RECENT_S = 0.0005, 0.005, 0.1
 """Seconds that a constraint is compiled between two pauses, seconds before the first pause, and seconds for which
 requests count as running after they were seen to run."""
-SHARE = 1 / 5
-"""Share of Python's lock that all compilations together take while requests run."""
+SHARE, LONG_SHARE, CREDIT_S = 1 / 5, 1 / 20, 0.2
+"""Share of Python's lock that all compilations together take while requests run: at first, and after CREDIT_S seconds
+of work, which come back as fast as the lower share takes them."""
 
 
 class Yielding:
@@ -108,7 +109,8 @@ class Yielding:
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy = busy
-        self._seen_s = -RECENT_S
+        self._seen_s = self._credited_s = -RECENT_S
+        self._credit_s = CREDIT_S
         self._threads: set[int] = set()
 
     @contextmanager
@@ -129,7 +131,10 @@ class Yielding:
             self._seen_s = now
         if now > self._seen_s + RECENT_S:
             return now
-        time.sleep(TURN_S * (len(self._threads) / SHARE - 1))
+        earned_s, self._credited_s = LONG_SHARE * (now - self._credited_s), now
+        self._credit_s = min(self._credit_s + earned_s, CREDIT_S) - TURN_S
+        share = SHARE if self._credit_s > 0 else LONG_SHARE
+        time.sleep(TURN_S * (len(self._threads) / share - 1))
         return time.monotonic()
 
 

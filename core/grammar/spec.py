@@ -165,7 +165,7 @@ class Limits:
     """How much one constraint may cost before it is refused.
 
     states        states of the automaton.
-    seconds       processor time of the thread that compiles; by the clock at most ten times as much, on a busy machine.
+    seconds       processor time of the thread that compiles; by the clock at most 25 times as much, on a busy machine.
     memory_bytes  memory for an automaton while it is built.
     depth         nesting of the schema or pattern.
     size          characters of the schema, pattern or grammar.

@@ -11,7 +11,7 @@ from graftlm import JsonSchema, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar import Grammar, Limits, budget
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.budget import RECENT_S, SHARE, TURN_S, Yielding, check, limited
+from graftlm.core.grammar.budget import CREDIT_S, LONG_SHARE, RECENT_S, SHARE, TURN_S, Yielding, check, limited
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 from tests.grammars import BYTES, compiled
@@ -53,10 +53,10 @@ def test_a_thread_that_gets_no_processor_ends_by_the_clock(monkeypatch: pytest.M
     with monkeypatch.context() as patched:
         clocks = Clocks(patched)
         with limited(Limits(seconds=5), share=0.5):
-            clocks.wall = 124.9
+            clocks.wall = 162.4
             check()
-            clocks.wall = 125.1
-            with pytest.raises(GrammarError, match="longer than 50 s by the clock .* this machine is busy; try again"):
+            clocks.wall = 162.6
+            with pytest.raises(GrammarError, match="longer than 125 s by the clock .* this machine is busy; try again"):
                 check()
 
 
@@ -111,32 +111,52 @@ def test_schemas_may_nest_as_deep_as_the_limit(wrap: Any, good: bytes, bad: byte
     assert grammar.matcher().advance(list(bad)) != len(bad)
 
 
-def test_compilations_pause_while_requests_run_and_share_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    clock = [0.0]
+class Paused:
+    """Compilations beside requests, on a clock of their own."""
 
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        clock[0] += seconds
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = self.slept_s = 0.0
+        self.is_busy = False
+        monkeypatch.setattr(budget.time, "sleep", self._sleep)
+        monkeypatch.setattr(budget.time, "monotonic", lambda: self.now_s)
+        self.yielding = Yielding(lambda: self.is_busy)
 
-    monkeypatch.setattr(budget.time, "sleep", sleep)
-    monkeypatch.setattr(budget.time, "monotonic", lambda: clock[0])
-    busy = [False]
-    yielding = Yielding(lambda: busy[0])
-    with yielding(), limited(Limits(seconds=1000)):
-        for _ in range(100):
-            clock[0] += TURN_S
+    def _sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+        self.now_s += seconds
+
+    def share_of(self, num_turns: int) -> float:
+        """Work for some turns and return the share of the time that was work."""
+        worked_s, slept_s = num_turns * 1.01 * TURN_S, self.slept_s
+        for _ in range(num_turns):
+            self.now_s += 1.01 * TURN_S
             check()
-        assert not slept
-        busy[0], worked = True, 0.0
-        for _ in range(100):
-            clock[0] += 1.01 * TURN_S
-            worked += 1.01 * TURN_S
-            check()
-        assert worked / (worked + sum(slept)) == pytest.approx(SHARE, rel=0.02)
-        busy[0] = False
-        clock[0] += 2 * RECENT_S
-        slept.clear()
+        return worked_s / (worked_s + self.slept_s - slept_s)
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> Paused:
+    return Paused(monkeypatch)
+
+
+def test_compilations_pause_while_requests_run_and_share_the_time_that_is_left(paused: Paused) -> None:
+    with paused.yielding(), limited(Limits(seconds=1000)):
+        assert paused.share_of(100) == 1
+        paused.is_busy = True
+        assert paused.share_of(100) == pytest.approx(SHARE, rel=0.02)
+        paused.is_busy = False
+        paused.now_s += 2 * RECENT_S
+        paused.slept_s = 0
         check()
     check()
-    assert not slept
+    assert not paused.slept_s
+
+
+def test_compilations_that_work_on_beside_requests_get_less(paused: Paused) -> None:
+    paused.is_busy = True
+    with paused.yielding(), limited(Limits(seconds=1000)):
+        assert paused.share_of(round(0.9 * CREDIT_S / TURN_S)) == pytest.approx(SHARE, rel=0.1)
+        paused.share_of(round(CREDIT_S / TURN_S))
+        assert paused.share_of(200) == pytest.approx(LONG_SHARE, rel=0.1)
+        paused.now_s += CREDIT_S / LONG_SHARE
+        assert paused.share_of(100) == pytest.approx(SHARE, rel=0.02)

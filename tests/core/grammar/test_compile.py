@@ -135,7 +135,7 @@ class Clock:
     [
         (Limits(states=1_000), Clock(0, 0), "more than 1,000 states"),
         (Limits(seconds=5), Clock(100, 100), "longer than 5 s to compile"),
-        (Limits(seconds=5), Clock(100, 0), "longer than 50 s by the clock to compile"),
+        (Limits(seconds=5), Clock(100, 0), "longer than 125 s by the clock to compile"),
     ],
     ids=["states", "processor", "clock"],
 )
