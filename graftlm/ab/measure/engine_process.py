@@ -64,11 +64,11 @@ class EngineProcess:
             env=environment,
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
         )
-        self._send("load", {"path": path.resolve(), "engine": engine, "model": model, "plant": plant} | options)
+        self.send("load", {"path": path.resolve(), "engine": engine, "model": model, "plant": plant} | options)
 
     def ask(self, command: str, on_calls: Callable[[int], None] = lambda calls: None, **arguments: Any) -> Any:
         """Run a command of the worker and return its value. Raises: as `receive`."""
-        self._send(command, arguments)
+        self.send(command, arguments)
         return self.receive(on_calls)
 
     def receive(self, on_calls: Callable[[int], None] = lambda calls: None) -> Any:
@@ -103,7 +103,8 @@ class EngineProcess:
                     stream.close()
         self._folder.cleanup()
 
-    def _send(self, command: str, arguments: dict[str, Any]) -> None:
+    def send(self, command: str, arguments: dict[str, Any]) -> None:
+        """Send a command of the worker; `receive` returns its value."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the process has ended: `receive` says why
             self._process.stdin.write(pickle.dumps((command, arguments)))

@@ -32,7 +32,7 @@ def run(llm: dspy.LM, inputs: Sequence[dict[str, str]]) -> list[str]:
 
 
 def inputs() -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = INPUTS[:12]
+    items: list[dict[str, Any]] = INPUTS[:6]
     return items
 
 

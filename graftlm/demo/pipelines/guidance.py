@@ -24,7 +24,7 @@ def run(llm: models.Model, inputs: Sequence[dict[str, Any]]) -> list[dict[str, s
 
 
 def inputs() -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = INPUTS[:12]
+    items: list[dict[str, Any]] = INPUTS[:10]
     return items
 
 

@@ -28,7 +28,7 @@ def run(llm: BaseChatModel, inputs: Sequence[dict[str, str]]) -> list[str]:
 
 
 def inputs() -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = INPUTS["items"][:12]
+    items: list[dict[str, Any]] = INPUTS["items"][:6]
     return items
 
 

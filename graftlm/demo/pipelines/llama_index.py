@@ -27,7 +27,7 @@ def run(llm: LLM, inputs: Sequence[dict[str, str]]) -> list[str]:
 
 
 def inputs() -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = INPUTS[:12]
+    items: list[dict[str, Any]] = INPUTS[:10]
     return items
 
 
