@@ -277,7 +277,7 @@ class EngineConfig:
     max_mixed_tokens  prompt tokens in a step that also decodes a streamed answer, to bound its delay; at most
                      `max_step_tokens`.
     strict           answers do not depend on the batch or the cache in any dtype. A CPU computes everything in
-                     float32; on a GPU every sum keeps one order, at the price that docs/gpu.md states.
+                     float32; on a GPU every sum keeps one order, at the price that the page on GPUs states.
     seed             seed of requests without one; None draws one.
     quantization     "fp8", "int8" or "int4" rounds linear layers to codes while a model is loaded; other names are
                      quantizers of transformers.
