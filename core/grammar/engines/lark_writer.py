@@ -30,8 +30,6 @@ TOO_MANY_SYMBOLS = (
 )
 MAX_SHORTEST = 1 << 17
 """Bytes of the shortest string of any part: llguidance emits a forced string in one step, about 1 s for this size."""
-_MAX_REGEX = 200
-"""Nodes of a regex that replaces a graph or an automaton."""
 _NO_END = 1 << 62
 _RULE_NAMES, _QUOTED = re.compile(r"\b[rs]\d+\b"), re.compile(r'"(?:[^"\\]|\\.)*"')
 _MARKS = b"{}[],:"
@@ -67,7 +65,6 @@ class _LarkWriter:
         self._graphs: dict[int, tuple[Node, str]] = {}  # by id, with the node so that the id stays its own
         self._regular: dict[int, tuple[Node, bool]] = {}
         self._is_one: dict[int, tuple[Node, bool]] = {}
-        self._regexes: dict[int, Node] = {}  # of graphs and automata, by id
         self._lines: list[str] = []
         self._num_states = 0
 
@@ -233,7 +230,7 @@ class _LarkWriter:
                 case nodes.Alternation() | nodes.Repeat():
                     is_one = all(map(self._is_token, nodes.children(node)))
                 case _:
-                    is_one = not (isinstance(node, nodes.Graph) and _has_marks(node))
+                    is_one = True
             found = self._is_one[id(node)] = node, is_one and self._is_regular(node)
         return found[1]
 
@@ -270,27 +267,22 @@ class _LarkWriter:
         return chr(ord(kind) + index)
 
     def _is_regular(self, node: Node) -> bool:
-        """Return True if a terminal can hold `node`; a graph or an automaton only if its regex is short."""
-        if isinstance(node, nodes.Rule):
+        """Return True if a terminal can hold `node`; an automaton only by its source, and no graph."""
+        if isinstance(node, nodes.Rule | nodes.Graph):
             return False
         found = self._regular.get(id(node))
         if found is None:
-            regular = all(map(self._is_regular, nodes.children(node)))
-            if isinstance(node, nodes.Automaton) and node.source is not None:
-                self._regexes[id(node)] = node.source
-                regular = self._is_regular(node.source)
-            elif regular and isinstance(node, nodes.Graph | nodes.Automaton):
-                regex = _short_regex(node)
-                regular = regex is not None
-                if regex is not None:
-                    self._regexes[id(node)] = regex
+            if isinstance(node, nodes.Automaton):
+                regular = node.source is not None and self._is_regular(node.source)
+            else:
+                regular = all(map(self._is_regular, nodes.children(node)))
             found = self._regular[id(node)] = node, regular
         return found[1]
 
     def _without_states(self, node: Node) -> Node:
-        """Return a regular node with regexes in place of its graphs and automata."""
-        regex = self._regexes.get(id(node))
-        return nodes.map_children(self._without_states, node if regex is None else regex)
+        """Return a regular node with the sources of its automata in their place."""
+        found = node.source if isinstance(node, nodes.Automaton) else None
+        return nodes.map_children(self._without_states, node if found is None else found)
 
 
 def _depth(lines: Sequence[str]) -> int:
@@ -375,52 +367,6 @@ def _as_graph(node: nodes.Graph | nodes.Automaton) -> nodes.Graph | None:
         return None
     rows = [tuple((nodes.CharSet(((low, high),)), target) for low, high, target in row) for row in node.rows]
     return nodes.Graph(tuple(rows), frozenset(node.ends.tolist()))
-
-
-def _short_regex(node: nodes.Graph | nodes.Automaton) -> Node | None:
-    """Return a node without states for `node`, by eliminating them; None if it grows large or needs single bytes."""
-    num = node.num_states if isinstance(node, nodes.Automaton) else len(node.rows)
-    graph = _as_graph(node) if num <= _MAX_REGEX else None
-    if graph is None:
-        return None
-    edges: list[dict[int, tuple[Node, int]]] = [{} for _ in range(num + 2)]  # the target's item and its size
-
-    def add(source: int, target: int, item: Node, size: int) -> bool:
-        known = edges[source].get(target)
-        if known is not None:
-            empty = nodes.EMPTY in (known[0], item)
-            item = nodes.optional(nodes.concat(known[0], item)) if empty else nodes.alternation(known[0], item)
-            size += known[1]
-        edges[source][target] = item, size
-        return size <= _MAX_REGEX
-
-    add(num, 0, nodes.EMPTY, 0)
-    for state in graph.accepting:
-        add(state, num + 1, nodes.EMPTY, 0)
-    for state, ways in enumerate(graph.rows):
-        for item, target in ways:
-            if not add(state, target, item, _num_nodes(item)):
-                return None
-    left = set(range(num))
-    while left:
-        state = min(left, key=lambda s: len(edges[s]) * sum(s in row for row in edges))
-        left.remove(state)
-        loop, loop_size = edges[state].pop(state, (nodes.NOTHING, 0))
-        for source, row in enumerate(edges):
-            if source == state or state not in row:
-                continue
-            before, size = row.pop(state)
-            for target, (after, after_size) in edges[state].items():
-                if not add(
-                    source, target, nodes.concat(before, nodes.star(loop), after), size + loop_size + after_size
-                ):
-                    return None
-        edges[state].clear()
-    return edges[num].get(num + 1, (nodes.NOTHING, 0))[0]
-
-
-def _num_nodes(node: Node) -> int:
-    return 1 + sum(map(_num_nodes, nodes.children(node)))
 
 
 class _Shortest:

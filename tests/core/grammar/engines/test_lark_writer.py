@@ -69,13 +69,6 @@ def test_each_kind_of_object_keeps_its_own_members(document: str, is_accepted: b
     assert accepted(written(of_kinds(30), strict=False), document) == is_accepted
 
 
-def test_a_graph_is_written_as_one_regex_if_that_is_short() -> None:
-    graph = nodes.Graph((((nodes.literal("a"), 1),), ((nodes.literal(".x"), 1),)), frozenset({1}))
-    text = to_lark(graph, {})
-    assert text.count("\n") == 2
-    assert [accepted(text, document) for document in ("a", "a.x.x", "a.", ".x")] == [True, True, False, False]
-
-
 @pytest.mark.parametrize(
     ("items", "tokens"),
     [
@@ -152,7 +145,7 @@ def test_an_automaton_beyond_ascii_is_refused() -> None:
         to_lark(nodes.concat(wide, nodes.Rule("r")), {"r": nodes.literal("x")})
 
 
-def test_an_automaton_without_a_short_regex_has_a_rule_for_each_state() -> None:
+def test_an_automaton_without_a_source_has_a_rule_for_each_state() -> None:
     multiples = nodes.Automaton.of(
         [[(0x30 + d, 0x30 + d, (10 * r + d) % 13) for d in range(10)] for r in range(13)], [0]
     )
