@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from threading import Lock
 from typing import TYPE_CHECKING
 
-from graftlm.core.grammar.engines.library import PerVocabulary
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -33,4 +34,26 @@ def _build_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_ByteTokenizer(vocabulary)))
 
 
-tokenizer_of = PerVocabulary(_build_tokenizer)
+class _PerVocabulary:
+    """The tokenizers of the last four vocabularies: one takes half a second at 128k tokens."""
+
+    def __init__(self, capacity: int = 4) -> None:
+        self._capacity = capacity
+        self._kept: OrderedDict[str, LLTokenizer] = OrderedDict()
+        self._lock = Lock()
+
+    def __call__(self, vocabulary: Vocabulary) -> LLTokenizer:
+        with self._lock:
+            key = vocabulary.fingerprint
+            if key not in self._kept:
+                self._kept[key] = _build_tokenizer(vocabulary)
+                while len(self._kept) > self._capacity:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return self._kept[key]
+
+    def __contains__(self, fingerprint: str) -> bool:
+        return fingerprint in self._kept
+
+
+tokenizer_of = _PerVocabulary()

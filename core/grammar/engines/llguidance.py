@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 from threading import Lock
 from typing import TYPE_CHECKING, TypedDict
 
@@ -12,7 +13,6 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.engines.byte_tokenizer import tokenizer_of
 from graftlm.core.grammar.engines.lark_writer import TOO_MANY_SYMBOLS
-from graftlm.core.grammar.engines.library import LibraryMatcher, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import NO_ENDING, MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -114,10 +114,7 @@ class LlguidanceGrammar:
         return 64 * len(self._source) + (1 << 16)  # not told by llguidance; items and lexer states, about
 
     def matcher(self) -> LlguidanceMatcher:
-        start = self.start_other_than(None)
-        matcher = LlguidanceMatcher(start.deep_copy(), self.vocabulary)
-        matcher.grammar, matcher.start = self, start
-        return matcher
+        return LlguidanceMatcher(self, self.start_other_than(None))
 
     def start_other_than(self, spent: LLMatcher | None) -> LLMatcher:
         """The matcher at the beginning of a text, compiled anew where it is `spent`; None takes it as it is.
@@ -136,51 +133,64 @@ class LlguidanceGrammar:
                 self._start = None
 
 
-class LlguidanceMatcher(LibraryMatcher):
+class LlguidanceMatcher:
     """One sequence in a context-free grammar: see `graftlm.core.grammar.matcher.Matcher`.
 
     An ending that was found is carried along: the tokens after it shorten it, or leave it as it is. Where neither
     holds, another one is searched for: greedily, several times with different preferences. Without a result
     `min_tokens_to_accept` is NO_ENDING and `ending` is []; going back to the position before finds its ending again.
+    llguidance only gets tokens that have bytes: end-of-sequence is allowed exactly in accepting states.
     """
 
-    __slots__ = ("_endings", "_ids", "grammar", "start")
+    __slots__ = ("_endings", "_grammar", "_ids", "_matcher", "_start", "_stopped", "_vocabulary")
 
     fills_outside_lock = True
     """`fill_mask` may run in a thread of its own, beside those of other matchers."""
 
-    _matcher: LLMatcher
-
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-        super().__init__(matcher, vocabulary)
-        self._endings: list[tuple[int, list[int] | None]] = []  # the last two: for which num_consumed, and the tokens
-        self._ids: list[int] = []
-        self.grammar: LlguidanceGrammar | None = None
-        self.start: LLMatcher | None = None  # of which the matcher is a copy
+    def __init__(self, grammar: LlguidanceGrammar, start: LLMatcher) -> None:
+        self._grammar = grammar
+        self._vocabulary = grammar.vocabulary
+        self._start, self._matcher = start, start.deep_copy()
+        self._endings: list[tuple[int, list[int] | None]] = []  # the last two: after how many tokens, and the tokens
+        self._ids: list[int] = []  # consumed, without end-of-sequence
+        self._stopped = False
 
     def fill_mask(self, row: MaskRow) -> bool:
         if self._stopped:
             row[:] = 0
             return True
-        begun = self.grammar if not self._num_consumed else None  # all texts of a grammar begin alike
-        if begun is not None and begun.start_mask is not None:
-            row[:] = begun.start_mask
+        if not self._ids and self._grammar.start_mask is not None:  # all texts of a grammar begin alike
+            row[:] = self._grammar.start_mask
             return True
         has_eos = bool(self._vocabulary.eos_token_ids)
         buffer = row if has_eos else np.zeros(_num_words(self._vocabulary), np.int32)
         self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
         if self._matcher.is_error() and self._begun_anew():
             self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
-            if self._matcher.is_error() and self.grammar is not None and self.start is not None:
-                self.grammar.forget_start(self.start)
+            if self._matcher.is_error():
+                self._grammar.forget_start(self._start)
         self._check()
         if not has_eos:
             row[:] = buffer[: len(row)]
-            clear_beyond(row, self._vocabulary)
-        allow_eos(row, self._vocabulary, self.accepting)
-        if begun is not None:
-            begun.start_mask = row.copy()
+            _clear_beyond(row, self._vocabulary)
+        _allow_eos(row, self._vocabulary, self.accepting)
+        if not self._ids:
+            self._grammar.start_mask = row.copy()
         return True
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        if self._stopped:
+            return 0
+        ids = [int(token_id) for token_id in token_ids]
+        end = next((i for i, token_id in enumerate(ids) if not self._has_bytes(token_id)), len(ids))
+        consumed = self._consume(ids[:end]) if end else 0
+        if consumed == end < len(ids) and ids[end] in self._vocabulary.eos_token_ids and self.accepting:
+            self._stopped = True
+            return consumed + 1
+        return consumed
+
+    def _has_bytes(self, token_id: int) -> bool:
+        return 0 <= token_id < self._vocabulary.vocab_size and bool(self._vocabulary.tokens[token_id])
 
     def _consume(self, token_ids: list[int]) -> int:
         num_consumed = int(self._matcher.try_consume_tokens(token_ids))
@@ -191,29 +201,32 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def _begun_anew(self) -> bool:
         """Read the text so far with another lexer: another text may have been too much for the one that they shared."""
-        if self.grammar is None or self.start is None or self.grammar.start_mask is None:  # nothing ever came first
+        if self._grammar.start_mask is None:  # nothing ever came first
             return False
-        self.start = self.grammar.start_other_than(self.start)
-        self._matcher = self.start.deep_copy()
+        self._start = self._grammar.start_other_than(self._start)
+        self._matcher = self._start.deep_copy()
         return int(self._matcher.try_consume_tokens(self._ids)) == len(self._ids)
 
-    def _copy(self) -> LLMatcher:
-        return self._matcher.deep_copy()
-
-    def _accepts(self) -> bool:
-        return bool(self._matcher.is_accepting())
+    @property
+    def accepting(self) -> bool:
+        return self._stopped or bool(self._matcher.is_accepting())
 
     def rollback(self, num_tokens: int) -> None:
-        num_consumed = self._num_consumed
-        super().rollback(num_tokens)
-        if self._num_consumed != num_consumed:
-            self._endings = [known for known in self._endings if known[0] <= self._num_consumed]
-            del self._ids[self._num_consumed :]
+        total = len(self._ids) + self._stopped
+        if not 0 <= num_tokens <= total:
+            raise ValueError(f"cannot undo {num_tokens} tokens; {total} were consumed")
+        if self._stopped and num_tokens:
+            self._stopped = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+            del self._ids[-num_tokens:]
+            self._endings = [known for known in self._endings if known[0] <= len(self._ids)]
 
     def fork(self) -> LlguidanceMatcher:
-        twin: LlguidanceMatcher = super().fork()
+        twin = copy(self)
+        twin._matcher = self._matcher.deep_copy()
         twin._endings, twin._ids = self._endings.copy(), self._ids.copy()
-        twin.grammar, twin.start = self.grammar, self.start
         return twin
 
     def forced(self, context: Sequence[int]) -> list[int]:
@@ -250,14 +263,14 @@ class LlguidanceMatcher(LibraryMatcher):
             raise GrammarError(f"llguidance gave up inside the grammar: {reason}")
 
     def _find_ending(self) -> list[int] | None:
-        if not self._endings or self._endings[-1][0] != self._num_consumed:
-            is_start = self._num_consumed == 0
-            found = self.grammar.start_ending if is_start and self.grammar is not None else self._carried()
+        at = len(self._ids)
+        if not self._endings or self._endings[-1][0] != at:
+            found = self._carried() if at else self._grammar.start_ending
             if found is None:
-                found = self._search(_SEARCH_S if is_start else _SEARCH_S / 4)
-            if is_start and self.grammar is not None:
-                self.grammar.start_ending = found
-            self._endings = [*self._endings[-1:], (self._num_consumed, found)]
+                found = self._search(_SEARCH_S / 4 if at else _SEARCH_S)
+            if not at:
+                self._grammar.start_ending = found
+            self._endings = [*self._endings[-1:], (at, found)]
         return self._endings[-1][1]
 
     def _carried(self) -> list[int] | None:
@@ -287,7 +300,7 @@ class LlguidanceMatcher(LibraryMatcher):
             first = order if attempt != -1 else [*quotes, *order]
             ids = self._follow(first, quotes, rng, time.thread_time() + seconds / (_NUM_VARIED + 2))
             found += [] if ids is None else [ids]
-            if found and (self._num_consumed or attempt >= -1):
+            if found and (self._ids or attempt >= -1):
                 return min(found, key=len)
         return None
 
@@ -375,6 +388,20 @@ def _closing_tokens(vocabulary: Vocabulary) -> dict[bytes, int]:
 def _num_words(vocabulary: Vocabulary) -> int:
     """Words of a row that also holds the end-of-sequence id lent to a vocabulary without one."""
     return vocabulary.num_words if vocabulary.eos_token_ids else (vocabulary.vocab_size + 32) // 32
+
+
+def _allow_eos(row: MaskRow, vocabulary: Vocabulary, allowed: bool) -> None:
+    """Set or clear the bits of all end-of-sequence ids."""
+    bits = row.view(np.uint32)
+    for token_id in vocabulary.eos_token_ids:
+        bit = np.uint32(1 << (token_id & 31))
+        bits[token_id >> 5] = bits[token_id >> 5] | bit if allowed else bits[token_id >> 5] & ~bit
+
+
+def _clear_beyond(row: MaskRow, vocabulary: Vocabulary) -> None:
+    """Clear the bits after the last token of the vocabulary."""
+    if vocabulary.vocab_size & 31:
+        row.view(np.uint32)[-1] &= np.uint32((1 << (vocabulary.vocab_size & 31)) - 1)
 
 
 _TOO_LARGE = {
