@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -90,6 +92,32 @@ class _NoLaunches:
 _no_launches = _NoLaunches()
 
 
+@functools.cache
+def load_launchers_apart() -> None:
+    """Let Triton return a module of its own for each launcher that it loads; once a process is enough.
+
+    Triton up to 3.6 compiles a C extension for each signature of a kernel, all of one module name. CPython fills the
+    one module of `sys.modules` anew when such a file is loaded again, and a thread can take the launcher of another
+    thread's kernel from it: the launch then fails with "function takes exactly 22 arguments (59 given)".
+    """
+    try:
+        from triton.runtime import build
+    except ImportError:
+        return
+    load = getattr(build, "_load_module_from_path", None)
+    if load is None:
+        return
+    lock = threading.Lock()
+
+    def load_apart(name: str, path: str) -> ModuleType:
+        with lock:
+            apart = ModuleType(name)
+            apart.__dict__.update(vars(load(name, path)))
+            return apart
+
+    build._load_module_from_path = load_apart
+
+
 class Compiling:
     """Kernels that threads compile in the background. None of them may be launched before `wait` has returned.
 
@@ -103,6 +131,7 @@ class Compiling:
         self._pool: ThreadPoolExecutor | None = None
         if not kernels:
             return
+        load_launchers_apart()
         index = torch.cuda.current_device() if device.index is None else device.index
         threads = min(len(kernels), MAX_THREADS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(
