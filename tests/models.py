@@ -56,7 +56,7 @@ _WITH_EXPERTS = {
     "minimax",
     "jamba",
 }
-_WITH_LATENTS = {"glm4_moe_lite", "youtu", "longcat_flash"}
+_WITH_LATENTS = {"glm4_moe_lite", "youtu", "longcat_flash", "kimi_linear"}
 _WITH_WINDOW = {
     "mistral",
     "gemma2",
@@ -92,6 +92,16 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 64},
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_key_value_heads": 4,
+        "linear_num_heads": 4,
+        "linear_head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 32,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "smollm3": {"use_sliding_window": True},

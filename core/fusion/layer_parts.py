@@ -56,7 +56,9 @@ def decoder_stacks(model: nn.Module) -> Iterator[tuple[nn.ModuleList, nn.Module]
     """Yield the stacks of decoder layers in `model`, each with the rotary embedding that is computed for its layers."""
     for owner in list(model.modules()):
         layers, rotary = getattr(owner, "layers", None), getattr(owner, "rotary_emb", _child(owner, "pos_emb"))
-        if rotary is None and hasattr(owner, "rotary_emb"):
+        first = layers[0] if isinstance(layers, nn.ModuleList) and len(layers) else None
+        plain = _children(first, "self_attn", "input_layernorm", "mlp") != ()
+        if rotary is None and (hasattr(owner, "rotary_emb") or plain):
             rotary = NoRotary()
         if isinstance(layers, nn.ModuleList) and isinstance(rotary, nn.Module):
             yield layers, rotary
@@ -171,7 +173,7 @@ class LayerModules:
         parallel = names.before_mlp is None and names.after_mlp is None
         return cls(
             attention,
-            own is not None,
+            own is not None and _child(own, "conv1d") is None,
             mlp,
             before,
             after,

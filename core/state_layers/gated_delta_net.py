@@ -1,4 +1,4 @@
-"""GatedDeltaNet: linear attention by the gated delta rule (Qwen3-Next, Qwen3.5)."""
+"""Linear attention by the gated delta rule: GatedDeltaNet (Qwen3-Next, Qwen3.5), and KimiDelta (Kimi Linear)."""
 
 from __future__ import annotations
 
@@ -154,3 +154,32 @@ class GatedDeltaNet:
         mixed = module.in_proj_qkv(x)  # first: where the four are packed, it computes all of them
         gates = module.in_proj_z(x), module.in_proj_b(x), module.in_proj_a(x)
         return Projected(mixed, *(gate.unflatten(1, (module.num_k_heads, -1)) for gate in gates))
+
+
+class KimiDelta:
+    """Kimi delta attention: projections, causal convolution of q, k and v, delta rule, gated norm, projection.
+
+    Decays, gates and the norm are the module's own. On a GPU the rule runs by its definition in torch.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module: Any = module
+        module_: Any = module
+        check_silu(module_.activation)
+        heads, dim = module_.num_heads, module_.head_dim
+        recurrent = StateShape((heads, dim, dim), torch.float32)
+        self.shapes: tuple[StateShape, ...] = (conv_shape(module_.conv1d), recurrent)
+        self.token_bytes = conv_bytes(module_.conv1d) + rule_bytes(heads, dim, dim, by_channel=True)
+
+    def forward(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """As StateLayer.forward."""
+        module, (cached, recurrent) = self.module, states
+        conv, heads = module.conv1d, (-1, module.head_dim)
+        mixed = torch.cat([module.q_proj(x), module.k_proj(x), module.v_proj(x)], -1)
+        mixed = causal_convolution(mixed, cached, step, conv_weight(conv), conv.bias, silu=True)
+        q, k, v = (part.unflatten(1, heads) for part in mixed.split([module.qkv_dim] * 3, -1))
+        decay, beta = module.forget_gate(x[None])[0], module.b_proj(x).sigmoid()
+        out = delta_rule(DeltaInputs(q, k, v, decay.float(), beta.float()), recurrent, step)
+        gate = module.g_b_proj(module.g_a_proj(x)).unflatten(1, heads)
+        result: torch.Tensor = module.o_proj(module.o_norm(out, gate).flatten(1))
+        return result

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from graftlm.core.execution.paged import state_step
-from graftlm.core.state_layers.gated_delta_net import GatedDeltaNet
+from graftlm.core.state_layers.gated_delta_net import GatedDeltaNet, KimiDelta
 from graftlm.core.state_layers.mamba2 import Mamba2
 from graftlm.core.state_layers.short_convolution import ShortConvolution
 from graftlm.core.state_layers.state_layer import StateLayer, UnknownVariant
@@ -27,6 +27,7 @@ FAMILIES: dict[str, Callable[[nn.Module], StateLayer]] = {
     "GraniteMoeHybridMambaLayer": Mamba2,
     "NemotronHMamba2Mixer": Mamba2,
     "FalconH1Mixer": Mamba2,
+    "KimiLinearDeltaAttention": KimiDelta,
 }
 """The kind of each class of transformers that has a state."""
 
@@ -35,7 +36,6 @@ SERIAL = {
     "MambaBlock": "Mamba 1",
     "JambaMambaMixer": "Mamba 1",
     "FalconMambaMixer": "Mamba 1",
-    "KimiLinearDeltaAttention": "Kimi delta attention",
     "Glm5NextTextLinearAttention": "Kimi delta attention",
     "MiniMaxLightningAttention": "lightning attention",
     "RecurrentGemmaRecurrentBlock": "a gated linear recurrence",

@@ -3,6 +3,8 @@
 A head's state S [k_dim, v_dim] maps keys to values. A token decays it, S <- exp(decay) S, writes the difference between
 its value and the value that the state holds for its key, S <- S + beta k (v - k S), and reads it, o = q S.
 
+A decay is of a head, or of each channel of its keys (Kimi delta attention).
+
 Source: Gated DeltaNet, arXiv 2412.06464; the chunked form with the inverse of a triangular matrix is its section 3.3.
 """
 
@@ -24,7 +26,8 @@ class DeltaInputs(NamedTuple):
 
     q, k         [num_tokens, num_k_heads, k_dim]; each serves num_heads / num_k_heads consecutive heads
     v            [num_tokens, num_heads, v_dim]
-    decay, beta  float32 [num_tokens, num_heads]: decay <= 0, in log space; beta from 0 to 1, perhaps 2
+    decay, beta  float32 [num_tokens, num_heads]: decay <= 0, in log space, or [num_tokens, num_heads, k_dim]; beta from
+                 0 to 1, perhaps 2
     """
 
     q: torch.Tensor
@@ -64,16 +67,20 @@ def _decode(inputs: DeltaInputs, states: torch.Tensor, slots: torch.Tensor) -> t
     """Run one token of each row. -> float32 [num_rows, num_heads, v_dim]"""
     group = inputs.v.shape[1] // inputs.k.shape[1]
     q, k = (x.repeat_interleave(group, 1)[:, :, None] for x in (inputs.q, inputs.k))
-    state = states.index_select(0, slots) * inputs.decay.exp()[..., None, None]
+    decay = inputs.decay[..., None] if inputs.decay.dim() == 2 else inputs.decay
+    state = states.index_select(0, slots) * decay.exp()[..., None]
     change = (inputs.v.float()[:, :, None] - k @ state) * inputs.beta[..., None, None]
     state += k.transpose(2, 3) * change
     states.index_copy_(0, slots, state)
     return (q @ state)[:, :, 0]
 
 
-def rule_bytes(num_heads: int, k_dim: int, v_dim: int) -> int:
-    """Return the bytes of a token's intermediate tensors in `_chunked`, which takes more than the kernels do."""
-    return 4 * num_heads * (9 * k_dim + 6 * v_dim + 4 * MAX_CHUNK)
+def rule_bytes(num_heads: int, k_dim: int, v_dim: int, *, by_channel: bool = False) -> int:
+    """Return the bytes of a token's intermediate tensors in `_chunked`, which takes more than the kernels do.
+
+    by_channel  whether each channel of a key has a decay
+    """
+    return 4 * num_heads * ((16 if by_channel else 9) * k_dim + 6 * v_dim + 4 * MAX_CHUNK)
 
 
 def _chunked(inputs: DeltaInputs, states: torch.Tensor, rows: RaggedRows) -> torch.Tensor:
@@ -85,20 +92,18 @@ def _chunked(inputs: DeltaInputs, states: torch.Tensor, rows: RaggedRows) -> tor
         return F.pad(x.float(), (0, 0) * (x.dim() - 1) + (0, 1))[chunks.tokens].transpose(1, 2)
 
     q, k = (cut(x).repeat_interleave(group, 1) for x in (inputs.q, inputs.k))
-    beta, decay = cut(inputs.beta)[..., None], cut(inputs.decay).cumsum(-1)
-    k_beta, grown = k * beta, decay.exp()[..., None]
-    later = torch.ones(chunks.size, chunks.size, dtype=torch.bool, device=rows.device).triu(1)
-    between = (decay[..., :, None] - decay[..., None, :]).masked_fill_(later, -torch.inf).exp_()
+    beta = cut(inputs.beta)[..., None]
+    decay = cut(inputs.decay if inputs.decay.dim() == 3 else inputs.decay[..., None]).cumsum(-2)
+    k_beta, grown = k * beta, decay.exp()
+    system, scores = _products((k_beta, q), k, decay)
 
     # (I + A) [new, read] = [beta v, beta k decay]: the values that each token writes, less its read of the state before
-    system = (k_beta @ k.transpose(-1, -2)).mul_(between)
     known = torch.cat([cut(inputs.v) * beta, k_beta * grown], -1)
     solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
     new, read = solved.split([inputs.v.shape[-1], inputs.k.shape[-1]], -1)
-    scores = (q @ k.transpose(-1, -2)).mul_(between)
     q_grown = q * grown
-    k_left = (k * (decay[..., -1:] - decay).exp()[..., None]).transpose(-1, -2)
-    whole = decay[..., -1].exp()[..., None, None]
+    k_left = (k * (decay[..., -1:, :] - decay).exp()).transpose(-1, -2)
+    whole = decay[..., -1, :].exp()[..., None]
 
     state = states.index_select(0, rows.slots)
     out = torch.empty_like(new)
@@ -111,3 +116,34 @@ def _chunked(inputs: DeltaInputs, states: torch.Tensor, rows: RaggedRows) -> tor
         first += num_rows
     states.index_copy_(0, rows.slots, state)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, chunks.places)
+
+
+_BLOCK = 16
+"""Tokens among which products with decays by channel are computed one by one: others' factors would overflow."""
+
+
+def _products(lefts: tuple[torch.Tensor, ...], k: torch.Tensor, decay: torch.Tensor) -> list[torch.Tensor]:
+    """Multiply each of `lefts` with the keys up to its token, decayed since. -> [..., size, size] each; later keys 0
+
+    lefts, k  [..., size, k_dim]
+    decay     [..., size, 1 or k_dim], summed up from the first token
+    """
+    size = k.shape[-2]
+    later = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
+    if decay.shape[-1] == 1:
+        between = (decay - decay.transpose(-1, -2)).masked_fill_(later, -torch.inf).exp_()
+        return [(left @ k.transpose(-1, -2)).mul_(between) for left in lefts]
+    outs = [k.new_zeros(*k.shape[:-1], size) for _ in lefts]
+    for first in range(0, size, _BLOCK):
+        here = slice(first, first + _BLOCK)
+        since = decay[..., here, :]
+        if first:  # from the last token before the block both factors fall
+            last = decay[..., first - 1 : first, :]
+            before = (k[..., :first, :] * (last - decay[..., :first, :]).exp()).transpose(-1, -2)
+            for left, out in zip(lefts, outs, strict=True):
+                out[..., here, :first] = (left[..., here, :] * (since - last).exp()) @ before
+        for token in range(first, min(first + _BLOCK, size)):
+            key = k[..., token : token + 1, :] * (since - decay[..., token : token + 1, :]).clamp_(max=0.0).exp_()
+            for left, out in zip(lefts, outs, strict=True):
+                out[..., here, token] = (left[..., here, :] * key).sum(-1)
+    return [out.masked_fill_(later, 0.0) for out in outs]

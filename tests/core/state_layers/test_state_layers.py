@@ -34,6 +34,7 @@ KINDS = [
     "granitemoehybrid",
     "nemotron_h",
     "falcon_h1",
+    "kimi_linear",
 ]
 NUM_TOKENS = 8
 SHARED = random_prompt(90, seed=1)

@@ -73,10 +73,16 @@ def test_a_convolution_goes_on_where_the_last_step_ended(cuts: tuple[int, ...]) 
 
 
 def delta_inputs(x: torch.Tensor) -> DeltaInputs:
-    """Cut random numbers [num_tokens, 2*4*2 + 4*5 + 8] into the inputs of four heads, two of q and k."""
-    q, k, v, decay, beta = x.split([8, 8, 20, 4, 4], -1)
+    """Cut random numbers [num_tokens, 2*4*2 + 4*5 + 8] into the inputs of four heads, two of q and k.
+
+    Of 12 more numbers each channel of a key has a decay, some so strong that its inverse would overflow.
+    """
+    q, k, v, decay, beta = x.split([8, 8, 20, x.shape[1] - 40, 4], -1)
     shaped = q.unflatten(1, (2, 4)), k.unflatten(1, (2, 4)), v.unflatten(1, (4, 5))
-    return DeltaInputs(*shaped, -torch.nn.functional.softplus(decay), beta.sigmoid())
+    decay = -torch.nn.functional.softplus(decay)
+    if decay.shape[1] == 16:
+        decay = decay.unflatten(1, (4, 4)) * torch.tensor([0.1, 1.0, 10.0, 60.0])
+    return DeltaInputs(*shaped, decay, beta.sigmoid())
 
 
 def delta_loop(x: torch.Tensor) -> torch.Tensor:
@@ -85,16 +91,17 @@ def delta_loop(x: torch.Tensor) -> torch.Tensor:
     q, k = unit(q, dim=-1).repeat_interleave(2, 1) / 2, unit(k, dim=-1).repeat_interleave(2, 1)
     state, outputs = torch.zeros(4, 4, 5), []
     for t in range(len(x)):
-        state = state * decay[t].exp()[:, None, None]
+        state = state * decay[t].exp().view(4, -1, 1)
         change = (v[t] - torch.einsum("hk,hkv->hv", k[t], state)) * beta[t][:, None]
         state = state + torch.einsum("hk,hv->hkv", k[t], change)
         outputs.append(torch.einsum("hk,hkv->hv", q[t], state))
     return torch.stack(outputs)
 
 
+@pytest.mark.parametrize("width", [44, 56], ids=["a decay of a head", "of each channel"])
 @pytest.mark.parametrize("cuts", CUTS)
-def test_the_delta_rule_in_chunks_is_the_loop_over_tokens(cuts: tuple[int, ...]) -> None:
-    given = sequences(44)
+def test_the_delta_rule_in_chunks_is_the_loop_over_tokens(cuts: tuple[int, ...], width: int) -> None:
+    given = sequences(width)
     found = run_in_steps(lambda x, s, step: delta_rule(delta_inputs(x), s, step), given, torch.zeros(5, 4, 4, 5), cuts)
     for x, out in zip(given, found, strict=True):
         torch.testing.assert_close(out, delta_loop(x)[: len(out)], rtol=1e-4, atol=1e-5)
