@@ -107,14 +107,17 @@ class PrefixCache:
     def num_in_use(self) -> int:
         return self.num_slots - self.pool.num_free - self.tree.num_tokens
 
-    def peek(self, sequence: Sequence) -> Peek:
-        """Where the cached prefix of `sequence` ends; the token whose logits are wanted is never part of it."""
+    def peek(self, sequence: Sequence, *, cut: bool = True) -> Peek:
+        """Where the cached prefix of `sequence` ends; the token whose logits are wanted is never part of it.
+
+        cut  whether a match that ends among the first ids of a span is cut to its start
+        """
         limit = sequence.first_logit if self.enabled else 0
         namespace = sequence.request.namespace
         if sequence.prompt.modules:
             return Peek(self.tree.root(namespace), sum(sequence.prompt.modules), None, 0)
         found = _peek(self.tree, sequence.ids[:limit], namespace, self.states is not None)
-        certain = _certain(sequence, found.length)
+        certain = _certain(sequence, found.length) if cut else found.length
         if certain == found.length:
             return found
         return _peek(self.tree, sequence.ids[:certain], namespace, self.states is not None)

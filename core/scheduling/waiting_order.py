@@ -128,7 +128,7 @@ class Leaders:
     """
 
     def __init__(self, cache: PrefixCache, running: Iterable[Sequence]) -> None:
-        self._page_size = cache.tree.page_size
+        self._cache, self._page_size = cache, cache.tree.page_size
         self._starts: defaultdict[tuple[int, bytes], set[bytes]] = defaultdict(set)
         if cache.enabled:
             for sequence in running:
@@ -142,7 +142,12 @@ class Leaders:
         self._starts[self._place(kv.node, rest)].add(rest[:WORTH_WAITING].tobytes())
 
     def precede(self, sequence: Sequence, peek: Peek) -> bool:
-        """Whether a running prefill computes the next tokens of a waiting sequence, which is cached up to `peek`."""
+        """Whether a running prefill computes the next tokens of a waiting sequence, which is cached up to `peek`.
+
+        A prefill that has begun a picture goes on behind its first ids, where the wanted ones make up for their number.
+        """
+        if self._starts and sequence.prompt.spans:
+            peek = self._cache.peek(sequence, cut=False)
         if not self._starts or peek.inside is not None:
             return False
         rest = sequence.ids[peek.length : sequence.first_logit]

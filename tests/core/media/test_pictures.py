@@ -12,6 +12,7 @@ import pytest
 import graftlm as gl
 from graftlm.core.execution import vision
 from graftlm.core.execution.vision import _flat
+from graftlm.core.text.processor import TextProcessor
 from graftlm.testing.random_vision import random_picture, random_vision_model, save_vision_model
 from tests.vision import question, reference, written
 
@@ -138,6 +139,23 @@ def test_every_kind_of_call_takes_pictures(runtime: gl.Runtime) -> None:
     report = runtime.explain(runtime.generate(question("Is it?", DOG), max_tokens=1))
     assert report.prompt_text == "<picture>Is it?" and "2 of" in str(report)
     assert report.cached_text.startswith(report.prompt_text)  # and the answer after it
+
+
+@pytest.mark.parametrize("begun", [1, 2, 3, 9])
+def test_questions_wait_for_a_picture_of_which_a_step_has_begun_a_few_tokens(begun: int) -> None:
+    """Each picture is computed by one question: the others used to compute one again of which 1 to 3 tokens were."""
+    model, processor = random_vision_model("qwen2_5_vl")
+    large = random_picture(5, 140, 140)
+    texts = "What is it?" + "?" * 24, "What is it?", "And now it?"  # the shortest prompts start first
+    questions = [question(texts[0]), *(question(text, large) for text in texts[1:])]
+    with gl.Runtime(model, tokenizer=processor) as runtime:
+        first, second = (TextProcessor(runtime.tokenizer).encode(one) for one in questions[:2])
+        (span,) = second.spans
+        assert len(second) - 3 <= len(first) < len(second)
+        step = len(first) + span.start + begun
+    with gl.Runtime(model, tokenizer=processor, max_step_tokens=step) as runtime:
+        done = runtime.generate(questions, max_tokens=1, temperature=0)
+    assert sorted(one.usage.cached_tokens >= span.stop for one in done) == [False, False, True]
 
 
 def test_a_program_forks_behind_a_picture(runtime: gl.Runtime) -> None:
