@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from graftlm.core.fusion.layer_parts import LayerExtras, Parts
+from graftlm.kernels.gpu.mixture.expert_router import route
+from graftlm.kernels.gpu.mixture.router import Router
 from graftlm.kernels.gpu.norm import Beside, add_norm, norm_rows
 from graftlm.kernels.linear_dispatch import LinearPlan
 from graftlm.kernels.norm import Addition, Norm
@@ -79,11 +81,42 @@ class ModuleMlp:
 
 
 @dataclass(frozen=True)
+class LayerRouter:
+    """The router of Gemma 4's experts in three kernels: of a normed input, with a factor for each expert.
+
+    factors  [num_experts], of the weights
+    """
+
+    norm: Norm
+    rule: Router
+    factors: torch.Tensor
+    strict: bool = False
+
+    @classmethod
+    def of(cls, module: nn.Module, *, strict: bool = False) -> LayerRouter | None:
+        """Return the kernels' form of a router; None for one that has other parts."""
+        router: Any = module
+        try:
+            weight, root = router.proj.weight.detach(), float(router.scalar_root_size)
+            norm = Norm(router.scale.detach().float() * root, float(router.norm.eps))
+            rule = Router(weight, int(router.config.top_k_experts), logits_dtype=weight.dtype, renormalize=True)
+            return cls(norm, rule, router.per_expert_scale.detach(), strict)
+        except AttributeError:
+            return None
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Route x [num_tokens, hidden_size]. -> experts, weights [num_tokens, top_k]"""
+        experts, weights = route(norm_rows(x, self.norm), self.rule, strict=self.strict)
+        return experts, weights * self.factors[experts]
+
+
+@dataclass(frozen=True)
 class MlpBesideExperts:
     """An MLP whose output is added to that of experts, which take the residual stream (Gemma 4)."""
 
     dense: DenseMlp
     extras: LayerExtras
+    router: LayerRouter | None = None
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
@@ -98,7 +131,10 @@ class MlpBesideExperts:
     ) -> torch.Tensor | None:
         router, experts = self.extras.experts
         after_mlp, before, after = self.extras.expert_norms
-        _, weights, chosen = router(residual)
+        if self.router is not None:
+            chosen, weights = self.router(residual)
+        else:
+            _, weights, chosen = router(residual)
         routed = norm_rows(experts(norm_rows(residual, before), chosen, weights), after)
         out = norm_rows(self.dense.down.matmul(self.dense.gate_up.gate_up(normed)), after_mlp)
         return add_norm(out[None], residual, norm, addition=addition, beside=Beside(routed))
@@ -159,16 +195,17 @@ def layer_mlps(parts: Parts) -> list[MakeMlp]:
         forms.insert(0, lambda choose: mixture)
     extras = parts.extras
     if extras is not None and extras.experts:
-        forms = [partial(_beside_experts, make, extras) for make in forms[:-1]]
+        forms = [partial(_beside_experts, make, extras, own) for own in (False, True) for make in forms[:-1]]
     if extras is not None and extras.gate:
         forms = [partial(_before_input, make, extras) for make in forms]
     return forms
 
 
-def _beside_experts(make: MakeMlp, extras: LayerExtras, choose: Choose) -> LayerMlp:
+def _beside_experts(make: MakeMlp, extras: LayerExtras, own_router: bool, choose: Choose) -> LayerMlp:
     dense = make(choose)
     assert isinstance(dense, DenseMlp)
-    return MlpBesideExperts(dense, extras)
+    router = None if own_router else LayerRouter.of(extras.experts[0], strict=dense.down.strict)
+    return MlpBesideExperts(dense, extras, router)
 
 
 def _before_input(make: MakeMlp, extras: LayerExtras, choose: Choose) -> LayerMlp:

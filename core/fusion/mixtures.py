@@ -178,6 +178,8 @@ def fuse_mixtures(
         mixture = _whole(block, inner, plan, seen, strict=strict, dry=dry) if seen is not None else None
         if seen is None or not seen.scale_input:
             _put(inner, FusedExperts(plan), fusions)
+        if (mixture is None or seen is None) and hasattr(block, "self_attn"):
+            continue  # experts of a whole layer, which is fused by itself (Gemma 4)
         if mixture is None or seen is None:
             fusions.reasons[type(block).__name__] = "its own code routes: the router, or what it adds, is not known"
             continue

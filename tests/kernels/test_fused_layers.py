@@ -319,6 +319,8 @@ def test_the_layers_of_every_form_of_gemma_4_run_fused(form: str) -> None:
     assert loaded.execution.startswith(f"paged, {number} of {number} layers fused"), loaded.execution
     around = [isinstance(layer.forward, LayerAroundAttention) for layer in model.model.layers]
     assert around == [False, True, True, True][:number] if number > 2 else not any(around)  # those that share keys
+    if "experts" in form:
+        assert all(layer.forward.mlp.router is not None for layer in model.model.layers)
     loaded.release()
     assert not any("forward" in vars(m) for m in model.modules())
 
