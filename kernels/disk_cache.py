@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -125,18 +125,22 @@ def _read_own(path: Path) -> bytes | None:
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO | None]:
     """Open a plain file that only this user can write; None for links, folders, pipes and errors."""
+    file = _private_file(path)
+    with nullcontext() if file is None else file:
+        yield file
+
+
+def _private_file(path: Path) -> BinaryIO | None:
     try:
         number = os.open(path, os.O_RDONLY | _OPENED)
     except OSError:
-        yield None
-        return
-    found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode) or not _is_private(found):
-        os.close(number)
-        yield None
-        return
-    with open(number, "rb") as file:
-        yield file
+        return None
+    with suppress(OSError):
+        found = os.fstat(number)
+        if stat.S_ISREG(found.st_mode) and _is_private(found):
+            return open(number, "rb")
+    os.close(number)
+    return None
 
 
 def _is_private(found: os.stat_result) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from transformers import PreTrainedModel
 
 from graftlm.core.model.gguf.reader import BLOCK_TYPES
-from tests.models import CHAT_TEMPLATE, EOS, IM_END, SPECIALS, byte_tokenizer
+from tests.models import CHAT_TEMPLATE, EOS, IM_END, SPECIALS, byte_tokenizer, tiny_model
 
 Raw = tuple[npt.NDArray[Any], str]
 """An array of float32, or the bytes of blocks [outputs, bytes], with the name of its type."""
@@ -146,3 +146,17 @@ def tiny_gguf(path: Path, model: PreTrainedModel, architecture: str = "llama", *
     """Write the file of a tiny model; `extra` is metadata of the architecture, with "__" for "."."""
     own = {f"{architecture}.{key.replace('__', '.')}": value for key, value in extra.items()}
     return write_gguf(path, metadata_of(model, architecture) | own, tensors_of(model, architecture))
+
+
+def coded(path: Path, seed: int = 0) -> Path:
+    """Write a llama whose matrices are random blocks of Q8_0."""
+    model = tiny_model("llama", hidden_size=64, intermediate_size=96, seed=seed)
+    random = np.random.default_rng(seed)
+    tensors: dict[str, Any] = {}
+    for name, (array, kind) in tensors_of(model, "llama").items():
+        if array.ndim == 2:
+            blocks = random.integers(0, 256, (len(array), array.shape[1] // 32, 34), np.uint8)
+            blocks[:, :, :2] = np.full(blocks.shape[:2], 0.0005, np.float16)[..., None].view(np.uint8)
+            array, kind = blocks.reshape(len(array), -1), "Q8_0"
+        tensors[name] = array, kind
+    return write_gguf(path, metadata_of(model, "llama"), tensors)

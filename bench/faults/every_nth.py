@@ -16,10 +16,11 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -30,11 +31,12 @@ from bench.harness import Options, Row
 from graftlm.adapters.server.app import Server
 from graftlm.core.grammar.cache import _shared as grammars
 from tests.faults import failing
+from tests.gguf_files import coded
 from tests.models import byte_tokenizer, tiny_model
 
 PATIENCE_S = 120.0
 FEWEST = 6  # faults of each kind in a quick run
-PROMPT = "the sea is"
+PROMPT = "the sea is wide and the sky is far, " * 4
 
 
 class NoSpace(OSError):
@@ -62,44 +64,58 @@ class NoThread(RuntimeError):
     """A limit of threads."""
 
 
-SEAMS: dict[str, tuple[Any, str, type[BaseException]]] = {
+Seam = tuple[Any, str, type[BaseException]]
+"""An object, the name of its call, and what it raises."""
+Seams = dict[str, Seam]
+
+SEAMS: Seams = {
     "allocation of a tensor": (torch, "empty", MemoryError),
     "allocation of zeros": (torch, "zeros", MemoryError),
     "allocation of an array": (np, "empty", MemoryError),
     "start of a thread": (threading.Thread, "start", NoThread),
 }
-FILES: dict[str, tuple[Any, str, type[BaseException]]] = {
+FILES: Seams = {
     "a temporary file": (tempfile, "NamedTemporaryFile", NoSpace),
     "writing an archive": (np, "savez", NoSpace),
     "reading bytes": (Path, "read_bytes", Unreadable),
     "reading a text": (Path, "read_text", Unreadable),
     "opening a file": (builtins, "open", Unreadable),
     "opening a file by number": (os, "open", Unreadable),
-    "reading pieces of a file": (os, "preadv", Unreadable),
-    "a file's size": (os, "fstat", Unreadable),
     "listing a folder": (os, "scandir", Unreadable),
-    "mapping a file or memory": (mmap, "mmap", NoMapping),
     "renaming a file": (os, "replace", NoSpace),
     "making a folder": (os, "mkdir", NoSpace),
     "start of a process": (subprocess.Popen, "__init__", BlockingIOError),
     "start of a thread during a load": (threading.Thread, "start", NoThread),
 }
 """Calls of a model that is loaded by name, with an empty cache folder: weights, tokenizer, caches, compiled loops."""
+KEPT: Seams = {
+    "reading pieces of a file": (os, "preadv", Unreadable),
+    "a file's size": (os, "fstat", Unreadable),
+    "listing a folder of KV": (os, "scandir", Unreadable),
+    "mapping a file or memory": (mmap, "mmap", NoMapping),
+    "reading kept bytes": (Path, "read_bytes", Unreadable),
+}
+"""Calls of a GGUF model in a second process: packed weights, caches and KV that the first one kept."""
 
 
 def run(options: Options) -> Iterator[Row]:
     yield from _runs(tiny_model(), SEAMS, options)
     yield from _runs("sprout", FILES, options)
+    with TemporaryDirectory() as folder:
+        model, kept = coded(Path(folder, "model.gguf")), Path(folder, "kept")
+        with mock.patch.dict(os.environ, GRAFTLM_CACHE_DIR=str(kept)), _opened(model) as runtime:
+            answers(runtime)
+        yield from _runs(model, KEPT, options, kept)
 
 
-def _runs(model: Any, seams: dict[str, tuple[Any, str, type[BaseException]]], options: Options) -> Iterator[Row]:
-    with _opened(model) as runtime:
+def _runs(model: Any, seams: Seams, options: Options, kept: Path | None = None) -> Iterator[Row]:
+    with _folder(kept), _opened(model) as runtime:
         right = answers(runtime)
     for name, (owner, attribute, kind) in seams.items():
         ended: Counter[str] = Counter()
         num = options.count or options.choose(FEWEST, 40)
         for number in _spread(num, options.choose(48, 400)):
-            if not _one(model, right, owner, attribute, kind, number, ended):
+            if not _one(model, right, (owner, attribute, kind), number, ended, kept):
                 break  # fewer calls than this
         yield Row("every_nth", f"{name}: runs with a fault", ended.total() - ended["no fault"], "runs")
         for law in ("hung", "wrong"):
@@ -114,7 +130,21 @@ def _spread(num: int, most: int) -> list[int]:
 def _opened(model: Any) -> gl.Runtime:
     grammars.clear()
     tokenizer = None if isinstance(model, str) else byte_tokenizer()
+    if isinstance(model, Path):  # in bfloat16, quantised weights run from their codes
+        folder = Path(os.environ["GRAFTLM_CACHE_DIR"], "kv")
+        cache, dtype = gl.CacheConfig(max_tokens=2048, host_bytes=1 << 20, folder=folder), "bfloat16"
+        return gl.Runtime(str(model), tokenizer=tokenizer, cache=cache, dtype=dtype, device="cpu")
     return gl.Runtime(model, tokenizer=tokenizer, cache=gl.CacheConfig(max_tokens=2048), dtype="float32")
+
+
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[None]:
+    """Let a run have a cache folder: `kept`, whose files stay for the next run, or an empty one of its own."""
+    with (
+        TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        mock.patch.dict(os.environ, GRAFTLM_CACHE_DIR=str(kept or folder)),
+    ):
+        yield
 
 
 def answers(runtime: gl.Runtime) -> list[Any]:
@@ -130,30 +160,21 @@ def answers(runtime: gl.Runtime) -> list[Any]:
     return found
 
 
-def _one(
-    model: Any,
-    right: list[Any],
-    owner: Any,
-    attribute: str,
-    kind: type[BaseException],
-    number: int,
-    ended: Counter[str],
-) -> bool:
+def _one(model: Any, right: list[Any], seam: Seam, number: int, ended: Counter[str], kept: Path | None) -> bool:
     """Make one run, in a thread, and count its end. Return True if the fault was met."""
     outcome: list[str] = []
     met: list[int] = []
 
     def go() -> None:
         runtime = None
-        with failing(owner, attribute, every=number, once=True, kind=kind) as failed, suppress(Exception):
+        with failing(*seam[:2], every=number, once=True, kind=seam[2]) as failed, suppress(Exception):
             runtime = _opened(model)
             answers(runtime)
         met.extend(failed)
         outcome.append(_after(runtime, model, right))
 
     thread = threading.Thread(target=go, daemon=True)
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ["GRAFTLM_CACHE_DIR"] = folder
+    with _folder(kept):
         thread.start()
         thread.join(PATIENCE_S)
     ended[outcome[0] if outcome and (met or outcome[0] != "right") else "no fault" if outcome else "hung"] += 1

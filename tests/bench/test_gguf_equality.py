@@ -13,7 +13,7 @@ from graftlm import Runtime
 from graftlm.core.config import EngineConfig
 from graftlm.core.model.description import resolve
 from graftlm.core.model.weights import read_weights
-from tests.core.model.remembered.test_load_record import coded
+from tests.gguf_files import coded
 from tests.models import greedy_reference, random_prompt
 
 

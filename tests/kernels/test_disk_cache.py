@@ -122,6 +122,21 @@ def test_a_folder_or_a_pipe_in_place_of_a_file_used_to_raise_or_to_block(
     assert not disk_cache.publish(path, lambda building: None) or path.is_dir()
 
 
+def test_a_file_whose_size_cannot_be_read_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.npz"
+    disk_cache.save_arrays(path, {"a": np.arange(3)})
+    num_open = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+
+    def failing(number: int) -> os.stat_result:
+        raise OSError(5, "a failing disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", failing)
+        assert disk_cache.load_arrays(path) is None
+    assert not num_open or len(os.listdir("/proc/self/fd")) == num_open
+    assert disk_cache.load_arrays(path) is not None
+
+
 def test_a_published_folder_with_a_link_in_it_is_not_intact(tmp_path: Path) -> None:
     folder = tmp_path / "loops"
     assert disk_cache.publish(folder, lambda building: (building / "code").touch())

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from graftlm.core.config import EngineConfig
@@ -17,8 +16,7 @@ from graftlm.core.model.qualify import Reference
 from graftlm.core.model.remembered import packed_weights
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.cpu.linear.packed_codes import PackedCodes
-from tests.gguf_files import metadata_of, tensors_of, write_gguf
-from tests.models import tiny_model
+from tests.gguf_files import coded
 
 CPU = EngineConfig(device="cpu", dtype="bfloat16", quiet=True)
 
@@ -28,20 +26,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(folder))
     return folder
-
-
-def coded(path: Path, seed: int = 0) -> Path:
-    """Write a llama whose matrices are random blocks of Q8_0."""
-    model = tiny_model("llama", hidden_size=64, intermediate_size=96, seed=seed)
-    random = np.random.default_rng(seed)
-    tensors: dict[str, Any] = {}
-    for name, (array, kind) in tensors_of(model, "llama").items():
-        if array.ndim == 2:
-            blocks = random.integers(0, 256, (len(array), array.shape[1] // 32, 34), np.uint8)
-            blocks[:, :, :2] = np.full(blocks.shape[:2], 0.0005, np.float16)[..., None].view(np.uint8)
-            array, kind = blocks.reshape(len(array), -1), "Q8_0"
-        tensors[name] = array, kind
-    return write_gguf(path, metadata_of(model, "llama"), tensors)
 
 
 def answer(path: Path) -> tuple[list[int], str]:
