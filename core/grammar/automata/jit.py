@@ -40,7 +40,7 @@ _MODULES = tuple(
     for name in (
         *("automata.state_sets", "automata.determinize", "automata.distances", "automata.state_table"),
         *("automata.nfa.arrays", "automata.products.pairs"),
-        *("automata.stack.call_sites", "automata.stack.call_conflicts", "automata.stack.rule_distances"),
+        *("automata.stack.call_sites", "automata.stack.rule_distances"),
         "schema.text.name_trie",
         *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.self_loops"),
         *("masks.escapes", "masks.spelling", "masks.packed_row"),

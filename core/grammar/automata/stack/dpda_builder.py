@@ -10,7 +10,6 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Exploration
 from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.products.product import product
-from graftlm.core.grammar.automata.stack import call_conflicts
 from graftlm.core.grammar.automata.stack.call_plan import plan_calls
 from graftlm.core.grammar.automata.stack.call_sites import place_calls
 from graftlm.core.grammar.automata.stack.dpda import Dpda
@@ -24,20 +23,11 @@ _MAX_SHORTEST = 1 << 20
 
 
 class NotDeterministicError(GrammarError):
-    """One byte does not tell which of `rules` to call, or whether one has ended.
+    """One byte does not tell which of `rules` to call, or whether one has ended."""
 
-    stays  whether that is so as well with these rules written out where they are named
-    """
-
-    def __init__(self, message: str, rules: Iterable[str] = (), *, stays: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, rules: Iterable[str]) -> None:
+        super().__init__("one byte does not tell which of the constraint's rules goes on; let another engine keep it")
         self.rules = frozenset(rules)
-        self.stays = stays
-
-    @classmethod
-    def of(cls, rules: Iterable[str], *, stays: bool = False) -> NotDeterministicError:
-        message = "one byte does not tell which of the constraint's rules goes on; let another engine keep it"
-        return cls(message, rules, stays=stays)
 
 
 def build_dpda(node: Node, rules: Mapping[str, Node], limits: Limits | None = None) -> Dpda:
@@ -58,10 +48,10 @@ def build_dpda(node: Node, rules: Mapping[str, Node], limits: Limits | None = No
             try:
                 return _Builder(node, bodies, plan.called, expanded, limits).build()
             except NotDeterministicError as error:
-                if error.stays or error.rules & expanded:  # a rule is never written out inside itself
+                if error.rules & expanded:  # a rule is never written out inside itself
                     raise
                 expanded |= error.rules
-    raise NotDeterministicError.of(expanded)
+    raise NotDeterministicError(expanded)
 
 
 class _Builder:
@@ -106,7 +96,5 @@ class _Builder:
         faults = np.zeros(num_rules, np.bool_)
         moves, calls = place_calls(table, accepting, entries, rule, faults)
         if faults.any():
-            may_be_empty = bool(accepting[entries[1:]].any())
-            stays = not may_be_empty and call_conflicts.stays(table, entries, rule, faults)
-            raise NotDeterministicError.of([self._names[i] for i in np.flatnonzero(faults).tolist()], stays=stays)
+            raise NotDeterministicError([self._names[i] for i in np.flatnonzero(faults).tolist()])
         return Dpda(self._nfa.classes, moves, accepting, calls, distance, int(entries[0]))

@@ -6,13 +6,9 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import permutations
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata.matching import matches
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.automata.products.plain_text import plain_text
-from graftlm.core.grammar.automata.products.witness import has_witness
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.regex import parser
@@ -20,7 +16,6 @@ from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS, C
 from graftlm.core.grammar.schema.algebra.shapes import Text
 from graftlm.core.grammar.schema.text import json_text
 
-_ANY_TEXT = nodes.star(nodes.ANY_CHAR)
 ONE_SPELLING = ""
 """A pattern that every text contains, and with which each character is written in one way."""
 
@@ -90,8 +85,6 @@ def is_empty(shape: Text) -> bool:
     if not frozenset(shape.patterns).isdisjoint(shape.no_patterns):  # what all dialects match, one does
         return True
     parts, refused = _parts(shape), _refused(shape)
-    if (len(parts) > 1 or refused or (low, high) != (0, None)) and _has_plain_text(shape, parts, refused):
-        return False
     free = _combined(parts, refused, replace(shape, min_length=0, max_length=None))
     if len(parts) == 1 and not refused:
         if (low, high) == (0, None):
@@ -99,27 +92,10 @@ def is_empty(shape: Text) -> bool:
         shortest, longest = lengths(free)
         if low <= shortest and (high is None or (longest or high + 1) <= high):
             return free == nodes.NOTHING
-    elif has_witness(parts or [_ANY_TEXT], refused, (), low, high, at_once=True):
-        return False
     try:
         return not product.has_length(free, low, high)
     except GrammarError:  # too large to say
         return False
-
-
-def _has_plain_text(shape: Text, parts: list[Node], refused: list[Node]) -> bool:
-    """Whether a text that is read off the patterns has this shape; where it has not, another one may."""
-    low, high = shape.min_length, shape.max_length
-    alone = [plain_text(part, times) for times in sorted({0, low}) for part in parts or [_ANY_TEXT]]
-    found = [text for text in alone if text is not None]
-    joined = [one + other for one, other in permutations(found, 2)] if len(parts) == 2 else []
-    return any(
-        low <= len(text)
-        and (high is None or len(text) <= high)
-        and all([matches(part, text) for part in parts])
-        and not any([matches(part, text) for part in refused])
-        for text in dict.fromkeys([*found, *joined])
-    )
 
 
 def admits(shape: Text, text: str) -> bool:

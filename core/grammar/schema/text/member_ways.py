@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.automata.products.witness import has_witness, has_witness_in_parts
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.schema.algebra import text_language
@@ -268,23 +266,13 @@ class MemberWays:
         node: Node = inside[0] if len(inside) == 1 else nodes.Intersection(tuple(inside))
         if outside:
             node = nodes.Difference(node, nodes.alternation(*outside))
-        if not isinstance(node, nodes.Intersection | nodes.Difference) or has_witness(
-            inside, failing, self._written_names
-        ):
+        if not isinstance(node, nodes.Intersection | nodes.Difference):
             return node
         try:
             is_empty = _is_empty_in_pairs(inside, failing) or product.is_empty(node)
-        except GrammarError:
-            pieces = [piece for test in passed if not isinstance(test, tuple) for piece in self._pieces(test)]
-            low = max([piece.min_length for piece in pieces if isinstance(piece, Text)], default=0)
-            if not has_witness_in_parts(inside, failing, self._written_names, low):
-                raise
+        except GrammarError:  # too large to say: an engine that takes it never begins a name that nothing matches
             is_empty = False
         return nodes.NOTHING if is_empty else node
-
-    @cached_property
-    def _written_names(self) -> frozenset[bytes]:
-        return frozenset(map(json_text.bytes_inside, self.names))
 
     def _pieces(self, names: Shape) -> list[Scalar]:
         return self._algebra.pieces(names, "string")

@@ -139,11 +139,10 @@ def test_rules_that_begin_alike_are_written_out_once() -> None:
         build_dpda(nodes.alternation(Rule("list"), Rule("other")), {**LIST, **other})
 
 
-def test_objects_of_any_kind_beside_others_are_seen_at_once() -> None:
+def test_objects_of_any_kind_beside_others_are_refused() -> None:
     numbers = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
-    with pytest.raises(NotDeterministicError) as raised:  # of {"a":[ the list may be of either
+    with pytest.raises(NotDeterministicError):  # of {"a":[ the list may be of either
         build_dpda(*of_schema({"anyOf": [{"type": "object"}, numbers]}))
-    assert raised.value.stays
     words = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "additionalProperties": False}
     assert build_dpda(*of_schema({"anyOf": [{"type": "array"}, words]})).matches(b'{"a":"b"}')
 
