@@ -55,6 +55,7 @@ def graftlm_register_engines(register: Register) -> None:
     other. A factory with the attribute `takes_ids = False` builds an engine that takes prompts and constraints as the
     caller gave them: no tokenizer is loaded for it, `tokenizer` is None and so are `Submission.prompt_ids` and
     `.grammar`. With `takes_constraints = False` only `.grammar` is None.
+    With `takes_media = True` prompts may hold pictures and videos, as `Submission.prompt.spans`.
     The engine notifies observers of each finished request: `graftlm.plugins.manager.load().request_finished`.
     """
 

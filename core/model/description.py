@@ -187,8 +187,7 @@ def _tokenizer_of(given: Any) -> Any:
 def _media(given: Any, source: str, config: EngineConfig, model: nn.Module | None) -> MediaProcessor | None:
     """Return the processor of pictures and videos; None for a model that reads text only, or of a plugin."""
     described = getattr(model, "config", None)
-    of_plugin = (config.engine, config.loader) not in {("local", "hf"), ("ray", "hf")}
-    if described is None and source and (of_plugin or not _has_vision(source)):
+    if described is None and source and not (_takes_media(config) and _has_vision(source)):
         return None
     from graftlm.core.media.processor import MediaProcessor, reads_pictures
 
@@ -196,6 +195,15 @@ def _media(given: Any, source: str, config: EngineConfig, model: nn.Module | Non
     if not reads_pictures(described):
         return None
     return MediaProcessor(described, source, config, given if hasattr(given, "image_processor") else None)
+
+
+def _takes_media(config: EngineConfig) -> bool:
+    """Return True if the configured engine takes prompts with pictures and videos."""
+    if config.engine in ("local", "ray") or config.loader != "hf":
+        return config.loader == "hf"
+    from graftlm.plugins import manager
+
+    return getattr(manager.load().engines.get(config.engine), "takes_media", False)
 
 
 def _has_vision(source: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from graftlm.plugins.hookspecs import Register, hookimpl
 if TYPE_CHECKING:
     from graftlm.core.config import EngineConfig, SamplingParams
 from graftlm.core.text.tokenizer import Tokenizer
+
+_TYPES = "token_type_ids", "mm_token_type_ids"
+"""Names of the argument that tells pictures from text."""
 
 _UNKNOWN = ("n", "top_p", "top_k", "min_p", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty",
             "repetition_penalty", "logit_bias", "stop_token_ids")  # fmt: skip
@@ -96,8 +100,9 @@ class OneByOneEngine:
 
 
 def _model(model: str, config: EngineConfig) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from graftlm.core.media.processor import reads_pictures
     from graftlm.core.model.gguf.folder import description_folder, find_gguf
     from graftlm.core.model.weights import read_weights
 
@@ -105,7 +110,8 @@ def _model(model: str, config: EngineConfig) -> Any:
     if file is not None:  # in seconds; transformers takes longer for the same values
         return read_weights(str(description_folder(file)), config, torch.device("cpu"))
     options = {} if config.dtype == "auto" else {"dtype": config.dtype}
-    return AutoModelForCausalLM.from_pretrained(model, **options)
+    sees = reads_pictures(AutoConfig.from_pretrained(model))
+    return (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(model, **options)
 
 
 class PlainEngine(OneByOneEngine):
@@ -128,11 +134,13 @@ class PlainEngine(OneByOneEngine):
         mask = [TokenMask(submission, len(ids))] if submission.grammar is not None else []
         limit = sampling.max_tokens or self.model.config.max_position_embeddings - len(ids)
         given = torch.tensor([ids], device=self.model.device)
+        media = media_of(submission, self.model)
         # generate takes the model's end token where a configuration that is passed has none
         self.model.generation_config.eos_token_id = None if sampling.ignore_eos else list(self.tokenizer.eos_token_ids)
         output = self.model.generate(
             given,
             attention_mask=torch.ones_like(given),
+            **media,
             max_new_tokens=limit,
             min_new_tokens=sampling.min_tokens,
             do_sample=sampling.temperature > 0,
@@ -183,10 +191,32 @@ def checked(sampling: SamplingParams) -> SamplingParams:
 
 
 def prompt_of(submission: Submission) -> list[int]:
-    if submission.prompt_ids is None:
+    """Return the token ids of a prompt, with the model's placeholders for its pictures."""
+    if submission.prompt is None:
         raise EngineError("the request has no token ids")
-    ids: list[int] = submission.prompt_ids.tolist()
+    ids: list[int] = submission.prompt.model_ids.tolist()
     return ids
+
+
+def media_of(submission: Submission, model: Any) -> dict[str, Any]:
+    """Return the arguments of `generate` for the pictures of a prompt, and forget those of the prompt before."""
+    spans = submission.prompt.spans if submission.prompt is not None else ()
+    if not spans:
+        return {}
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
+    items = [span.values.item for span in spans if span.values.first == 0]
+    types = np.zeros(len(submission.prompt or ()), np.int64)
+    for span in spans:
+        types[span.start : span.stop] = 1 if span.values.item.kind == "image" else 2
+    found: dict[str, list[Any]] = {}
+    for item in items:
+        for name, value in item.tensors().items():
+            found.setdefault(name, []).append(value)
+    known = inspect.signature(model.forward).parameters
+    given = {name: torch.cat(values).to(model.device) for name, values in found.items() if name in known}
+    typed = {name: torch.from_numpy(types)[None].to(model.device) for name in _TYPES if name in known}
+    return {**{name: x.to(model.dtype) if x.is_floating_point() else x for name, x in given.items()}, **typed}
 
 
 def completion_of(
@@ -208,6 +238,9 @@ def completion_of(
 
 def build_plain(model: str, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None]) -> PlainEngine:
     return PlainEngine(model, config, tokenizer)
+
+
+build_plain.takes_media = True  # type: ignore[attr-defined]
 
 
 @hookimpl

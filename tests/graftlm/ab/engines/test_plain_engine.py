@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,9 @@ import graftlm as gl
 from graftlm.ab.engines.frameworks import named_engines
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.plugins import manager
+from graftlm.testing.random_vision import random_picture, save_vision_model
 from tests.models import byte_tokenizer, tiny_model
+from tests.vision import question
 
 PROMPTS = ["The same beginning, and this", "The same beginning, and that", "Another"]
 
@@ -98,3 +102,16 @@ def test_a_program_runs_unchanged(ours: gl.Runtime, plain: gl.Runtime) -> None:
 
     states = [judged.run(runtime=runtime) for runtime in (ours, plain)]
     assert states[0].text == states[1].text
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava", "gemma3"])
+def test_a_vision_model_reads_pictures_with_both(family: str, tmp_path: Path) -> None:
+    folder = str(save_vision_model(family, tmp_path))
+    pictures = random_picture(0), random_picture(1)
+    prompts: list[Any] = [question("What?", pictures[0]), question("What?", pictures[1]), question("Both?", *pictures)]
+    prompts.append(question("No picture"))
+    options: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+    with gl.Runtime(folder) as ours, named_engines("native", 16)["hf"](folder) as plain:
+        expected: Any = [answer.token_ids for answer in ours.generate(prompts, **options)]
+        assert [answer.token_ids for answer in plain.generate(prompts, **options)] == expected
+        assert plain.generate(prompts[0], **options).usage.cached_tokens == 0
