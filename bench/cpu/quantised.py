@@ -11,7 +11,7 @@ import importlib.util
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from bench.cpu._models import quantise_gguf, write_gguf, write_random
 from bench.grammar import _extraction
 from bench.harness import ROOT, Options, Row
 from bench.models import random_ids
+from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.jit import python_process
 
 INT8 = f"{OURS} int8"
@@ -181,18 +182,35 @@ def _compared(what: str, rates: dict[str, list[float]], floor: float, unit: str 
 
 
 def _losses(path: Path, num_windows: int) -> list[Row]:
-    """Return divergence from float32, and the share of equal top tokens, of both kinds of activations."""
+    """Return divergence from float32, and the share of equal top tokens: of both kinds of activations, without a floor
+    of transformers in bfloat16, which rounds the same activations."""
     expected = list(_logits(path, "float32", "exact", num_windows))
-    rows = []
+    rows = _beside(expected, _of_transformers(path, num_windows), "bfloat16, transformers", None)
     for activations, floor in KL_FLOORS.items():
-        divergences, equal = [], []
-        for right, found in zip(expected, _logits(path, "bfloat16", activations, num_windows), strict=True):
-            divergences.append(float((right.exp() * (right - found)).sum(-1).mean()))
-            equal.append(float((right.argmax(-1) == found.argmax(-1)).float().mean()))
-        what = f"bfloat16, {activations} activations"
-        rows.append(Row("quantised", f"KL, {what}", statistics.mean(divergences), "nats", floor=floor, at_most=True))
-        rows.append(Row("quantised", f"same top token, {what}", 100 * statistics.mean(equal), "%"))
+        found = _logits(path, "bfloat16", activations, num_windows)
+        rows += _beside(expected, found, f"bfloat16, {activations} activations", floor)
     return rows
+
+
+def _beside(
+    expected: Iterable[torch.Tensor], logits: Iterable[torch.Tensor], what: str, floor: float | None
+) -> list[Row]:
+    divergences, equal = [], []
+    for right, found in zip(expected, logits, strict=True):
+        divergences.append(float((right.exp() * (right - found)).sum(-1).mean()))
+        equal.append(float((right.argmax(-1) == found.argmax(-1)).float().mean()))
+    return [
+        Row("quantised", f"KL, {what}", statistics.mean(divergences), "nats", floor=floor, at_most=True),
+        Row("quantised", f"same top token, {what}", 100 * statistics.mean(equal), "%"),
+    ]
+
+
+def _windows(tokenizer: Tokenizer, num_windows: int) -> Iterator[torch.Tensor]:
+    """Yield token ids [1, WINDOW] of text."""
+    text = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
+    ids = tokenizer.encode(text[: 8 * WINDOW * num_windows])
+    for first in range(0, WINDOW * num_windows, WINDOW):
+        yield torch.tensor([ids[first : first + WINDOW]])
 
 
 @torch.inference_mode()
@@ -203,9 +221,21 @@ def _logits(path: Path, dtype: str, activations: str, num_windows: int) -> Itera
 
     options = EngineConfig(device="cpu", dtype=dtype, activations=activations, quiet=True)  # type: ignore[arg-type]
     loaded = load_model(path, options)
-    text = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
-    ids = loaded.tokenizer.encode(text[: 8 * WINDOW * num_windows])
-    for first in range(0, WINDOW * num_windows, WINDOW):
-        window = torch.tensor([ids[first : first + WINDOW]])
+    assert loaded.tokenizer is not None
+    for window in _windows(loaded.tokenizer, num_windows):
         yield torch.log_softmax(loaded.model(window).logits[0].float(), -1)
     loaded.release()
+
+
+@torch.inference_mode()
+def _of_transformers(path: Path, num_windows: int) -> Iterator[torch.Tensor]:
+    """Yield what `_logits` does, of transformers with all weights in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    from graftlm import Runtime
+
+    tokenizer = Runtime(str(path), device="cpu", quiet=True).tokenizer
+    assert tokenizer is not None
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="bfloat16").eval()
+    for window in _windows(tokenizer, num_windows):
+        yield torch.log_softmax(model(window).logits[0].float(), -1)
