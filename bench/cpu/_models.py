@@ -44,7 +44,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "8 of 64 experts": {
         "kind": "qwen3_moe", "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16,
-        "num_key_value_heads": 4, "head_dim": 64, "moe_intermediate_size": 384, "num_experts": 64,
+        "num_key_value_heads": 4, "head_dim": 64, "moe_intermediate_size": 384,
+        "num_experts": 64, "num_local_experts": 64,  # two versions' names
         "num_experts_per_tok": 8, "norm_topk_prob": True, "vocab_size": 32_000, "max_position_embeddings": 16_384,
         "tie_word_embeddings": False,
     },
