@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import inspect
 import json
 import math
 import os
@@ -21,6 +20,7 @@ import numpy as np
 from graftlm.core.chat.messages import ImagePart, Message, TextPart, VideoPart
 from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of, shortened
 from graftlm.core.kv.memory import trim_blocks
+from graftlm.core.media.grid_positions import GridPositions
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, MediaText, is_bytes, place
@@ -55,9 +55,6 @@ with torchvision. One always may."""
 _LARGE_PIXELS = 1 << 22
 """Pixels of a picture whose memory is returned to the system at once."""
 
-_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-"""Inputs that decide positions."""
-
 
 def reads_pictures(config: Any) -> bool:
     """Return True if transformers has a class for this configuration that reads pictures and writes text."""
@@ -91,6 +88,7 @@ class MediaProcessor:
         self._items = ItemStore(_HOST_BYTES)
         self._dtypes: set[Any] = set()
         self._room = _Room()
+        self._positions = GridPositions(model_config)
 
     @property
     def hf(self) -> HfProcessor:
@@ -354,7 +352,7 @@ class MediaProcessor:
         """Return the prompt of these ids, with the positions of its tokens."""
         if not spans:
             return PromptInput(ids)
-        positions = self._positions(ids, spans)
+        positions = self._positions.of(ids, spans, self.placeholders)
         if positions is None:
             return PromptInput(ids, spans, Layout(both_ways=both_ways(self.model_config)))
         if spans[-1].stop == len(ids):
@@ -362,47 +360,6 @@ class MediaProcessor:
         # generate goes on from the last position of the prompt, not by rope_deltas, which differ behind long videos
         delta = int(positions[0, -1]) + 1 - len(ids)
         return PromptInput(ids, spans, Layout(positions, delta, both_ways(self.model_config)))
-
-    def _positions(self, ids: NDArray[np.int32], spans: Sequence[Span]) -> NDArray[np.int64] | None:
-        """Return time, height and width of each token, int64 [3, num_tokens]; None for a model of one dimension."""
-        index = self._rope_index
-        if index is None:
-            return None
-        import torch
-
-        types, model_ids = np.zeros(len(ids), np.int64), ids.astype(np.int64)
-        for span in spans:
-            kind = span.values.item.kind
-            types[span.start : span.stop] = 1 if kind == "image" else 2
-            model_ids[span.start : span.stop] = self.placeholders[kind]
-        given: dict[str, Any] = {
-            "input_ids": torch.from_numpy(model_ids)[None],
-            "mm_token_type_ids": torch.from_numpy(types)[None],
-        }
-        items = [span.values.item for span in spans if span.values.first == 0]
-        for name in _GRIDS:
-            found = [torch.as_tensor(item.inputs[name]) for item in items if name in item.inputs]
-            if found:
-                given[name] = torch.cat(found)
-        known = inspect.signature(index).parameters
-        positions, _ = index(**{name: value for name, value in given.items() if name in known})
-        table: NDArray[np.int64] = positions[:, 0].numpy()
-        return table
-
-    @cached_property
-    def _rope_index(self) -> Callable[..., Any] | None:
-        """Return the model's own function of positions, on a model without weights."""
-        from torch import nn
-        from transformers import MODEL_MAPPING
-
-        cls: Any = MODEL_MAPPING.get(type(self.model_config), None)
-        if cls is None or not hasattr(cls, "get_rope_index"):
-            return None
-        model: Any = cls.__new__(cls)
-        nn.Module.__init__(model)
-        model.config = self.model_config
-        index: Callable[..., Any] = model.get_rope_index
-        return index
 
 
 class _Room:
