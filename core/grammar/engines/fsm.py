@@ -10,7 +10,7 @@ from graftlm.core.grammar.automata.endings import shortest_ending
 from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
 from graftlm.core.grammar.masks.masks import Masks
-from graftlm.core.grammar.masks.spelling import Spelling, is_complete
+from graftlm.core.grammar.masks.spelling import Spelling, of_single_bytes
 from graftlm.core.grammar.masks.trie_walk import first_continued
 from graftlm.core.grammar.nodes.nodes import Node
 from graftlm.core.grammar.spec import Limits
@@ -23,12 +23,13 @@ class FsmGrammar(AutomatonGrammar):
     engine = "fsm"
 
     def __init__(self, dfa: Dfa, vocabulary: Vocabulary, *, max_mask_bytes: int = 64 << 20) -> None:
-        """Use `dfa` as it is; without a token for every byte, it must be one without counters.
+        """Use `dfa` as it is; where its states do not end by bytes that are tokens, it must be one without counters.
 
         Raises GrammarError when the vocabulary cannot spell any text of the language.
         """
         self.dfa = dfa
-        self._spelling = None if is_complete(dfa, vocabulary) else Spelling.of(_without_counters(dfa), vocabulary)
+        self._by_bytes = of_single_bytes(dfa, vocabulary)
+        self._spelling = Spelling.of(_without_counters(dfa), vocabulary) if self._by_bytes is None else None
         super().__init__(dfa, vocabulary, Masks(dfa, vocabulary, max_mask_bytes, self._spelling))
 
     @classmethod
@@ -40,7 +41,7 @@ class FsmGrammar(AutomatonGrammar):
         limits = limits or Limits()
         node = without_products(node)
         dfa = Dfa.compile(node, limits)
-        if dfa.loops and not is_complete(dfa, vocabulary):
+        if dfa.loops and of_single_bytes(dfa, vocabulary) is None:
             dfa = Dfa.compile(node, limits, counters=False)
         return cls(dfa, vocabulary)
 
@@ -54,7 +55,7 @@ class FsmGrammar(AutomatonGrammar):
         return self._spelling is None or bool(self._spelling.reachable[place[0]])
 
     def _healed(self, last_token: int, place: Place, data: bytes, after: Place) -> tuple[int, ...]:
-        if self._spelling is None:
+        if self._by_bytes is self.dfa:
             return super()._healed(last_token, place, data, after)
         try:
             ids = super()._healed(last_token, place, data, after)
@@ -66,12 +67,12 @@ class FsmGrammar(AutomatonGrammar):
     def ending_bound(self, place: Place) -> int:
         """At least as many tokens as `ending` has: a token for each byte, or exactly as many."""
         if self._spelling is None:
-            return self.dfa.ending_bound(place)
+            return (self._by_bytes or self.dfa).ending_bound(place)
         return int(self._spelling.num_tokens[place[0]])
 
     def shortest_ending(self, place: Place) -> Sequence[int]:
         if self._spelling is None:
-            return self.vocabulary.encode(shortest_ending(self.dfa, place))
+            return self.vocabulary.encode(shortest_ending(self._by_bytes or self.dfa, place))
         return self._spelling.ending(self.dfa, self.vocabulary, place[0])
 
 

@@ -1,19 +1,21 @@
 """Vocabularies without a token for every byte: from which states they can still spell a complete text.
 
-With a token for every byte, any text can be written, and a state of the automaton is never a dead end. Without, a mask
-must not allow a token after which no other fits.
+With a token for every byte, any text can be written, and a state of the automaton is never a dead end. The same holds
+if each state can end by bytes that are tokens: most vocabularies of real models lack a few bytes that JSON may contain,
+and no text depends on them. Elsewhere a mask must not allow a token after which no other fits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata.dfa import START, Dfa
+from graftlm.core.grammar.automata.dfa import START, UNREACHABLE, Dfa
+from graftlm.core.grammar.automata.distances import list_ways, measure
 from graftlm.core.grammar.automata.jit import Int32Array, loop
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -33,6 +35,25 @@ def is_complete(automaton: Dfa | Dpda, vocabulary: Vocabulary) -> bool:
         return True
     used = (automaton.table != 0).any(axis=0)[automaton.classes]
     return not (used & ~vocabulary.single_bytes).any()
+
+
+def of_single_bytes(dfa: Dfa, vocabulary: Vocabulary) -> Dfa | None:
+    """Return `dfa` without the bytes that are no tokens, with its distances; None where a state cannot end so.
+
+    With counters, each round of a repeat is spelled as the first: a state that ends with free counters ends with any.
+    """
+    if is_complete(dfa, vocabulary):
+        return dfa
+    old = np.where(vocabulary.single_bytes, dfa.classes.astype(np.int64), -1)
+    begins = np.flatnonzero(np.diff(old, prepend=-2))
+    classes = np.repeat(np.arange(len(begins)), np.diff(begins, append=256)).astype(np.uint8)
+    columns = old[begins]
+    table = np.ascontiguousarray(np.where(columns >= 0, dfa.table[:, columns], 0), np.int32)
+    distance = np.where(dfa.accepting, 0, UNREACHABLE).astype(np.int32)
+    measure(*list_ways(table), dfa.actions, distance)
+    if ((distance == UNREACHABLE) & (dfa.distance != UNREACHABLE)).any():
+        return None
+    return replace(dfa, classes=classes, table=table, distance=distance)
 
 
 @dataclass(frozen=True, eq=False)

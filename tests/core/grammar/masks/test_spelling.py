@@ -10,7 +10,7 @@ import pytest
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.engines.fsm import FsmGrammar
-from graftlm.core.grammar.masks.spelling import is_complete
+from graftlm.core.grammar.masks.spelling import is_complete, of_single_bytes
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.vocabularies import allowed, byte_vocabulary
@@ -73,3 +73,39 @@ def test_random_texts_reach_their_end(pattern: str) -> None:
         ending = matcher.ending([])
         assert len(ending) == matcher.min_tokens_to_accept()
         assert matcher.advance(ending) == len(ending) and matcher.accepting
+
+
+MOST_BYTES = Vocabulary(
+    [bytes([b]) for b in range(256) if chr(b) not in "xy"] + [b"xa", b"ax", b"xyc", b""], eos_token_id=257
+)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a|x){3,60}", "(?:(?:ax?|b|c);){2,40}x?a", "((?:x[yc]|c){2,30},){1,20}", "[axy]{0,50}b", "(x?a[a-c]*;){3,}"],
+)
+def test_where_single_bytes_end_every_state_counters_stay_and_texts_reach_their_end(pattern: str) -> None:
+    grammar, draw = FsmGrammar.compile(parse(pattern), MOST_BYTES), random.Random(pattern)
+    by_bytes = of_single_bytes(grammar.dfa, MOST_BYTES)
+    assert by_bytes is not None and by_bytes is not grammar.dfa
+    assert bool(grammar.dfa.loops) == bool(Dfa.compile(parse(pattern)).loops)
+    row, seen = np.zeros(9, np.int32), set()
+    for _ in range(20):
+        matcher = grammar.matcher()
+        for _ in range(draw.randrange(40)):
+            matcher.fill_mask(row)
+            token_id = draw.choice(sorted(allowed(row)))
+            seen.add(token_id)
+            assert matcher.advance([token_id]) == 1
+            if matcher.finished:
+                break
+        ending = matcher.ending([])
+        assert len(ending) <= matcher.min_tokens_to_accept()
+        assert matcher.advance(ending) == len(ending) and matcher.accepting
+    assert seen & {254, 255, 256}, "tokens with bytes that are no tokens are allowed too"
+
+
+def test_where_single_bytes_do_not_end_a_state_its_tokens_are_searched() -> None:
+    assert of_single_bytes(Dfa.compile(parse("a{2,60}x")), MOST_BYTES) is None
+    grammar = FsmGrammar.compile(parse("a{2,60}xa"), MOST_BYTES)
+    assert not grammar.dfa.loops and grammar.matcher().min_tokens_to_accept() == 3
