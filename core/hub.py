@@ -91,7 +91,7 @@ def why_not(source: str, error: Exception) -> str:
     """Return the message for a model whose files could not be read."""
     near = [] if os.path.isdir(source) else near_names(source)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    said = f"{type(error).__name__}: {str(error)[:500]}{hint}"
+    said = f"{type(error).__name__}: {str(error)[:1500]}{hint}"
     reason = None if os.path.isdir(source) else unreachable(source)
     if reason is None:
         return said

@@ -217,7 +217,8 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    if _forking.waited:
+    if getattr(_forking, "waited", False):  # unset if this module was imported while the fork was under way
+        _forking.waited = False
         _at_work.release()
 
 

@@ -25,9 +25,13 @@ _MAX_SHORTEST = 1 << 20
 class NotDeterministicError(GrammarError):
     """One byte does not tell which of `rules` to call, or whether one has ended."""
 
-    def __init__(self, rules: Iterable[str]) -> None:
-        super().__init__("one byte does not tell which of the constraint's rules goes on; let another engine keep it")
-        self.rules = frozenset(rules)
+    rules: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, rules: Iterable[str]) -> NotDeterministicError:
+        error = cls("one byte does not tell which of the constraint's rules goes on; let another engine keep it")
+        error.rules = frozenset(rules)
+        return error
 
 
 def build_dpda(node: Node, rules: Mapping[str, Node], limits: Limits | None = None) -> Dpda:
@@ -51,7 +55,7 @@ def build_dpda(node: Node, rules: Mapping[str, Node], limits: Limits | None = No
                 if error.rules & expanded:  # a rule is never written out inside itself
                     raise
                 expanded |= error.rules
-    raise NotDeterministicError(expanded)
+    raise NotDeterministicError.of(expanded)
 
 
 class _Builder:
@@ -96,5 +100,5 @@ class _Builder:
         faults = np.zeros(num_rules, np.bool_)
         moves, calls = place_calls(table, accepting, entries, rule, faults)
         if faults.any():
-            raise NotDeterministicError([self._names[i] for i in np.flatnonzero(faults).tolist()])
+            raise NotDeterministicError.of([self._names[i] for i in np.flatnonzero(faults).tolist()])
         return Dpda(self._nfa.classes, moves, accepting, calls, distance, int(entries[0]))

@@ -15,6 +15,7 @@ from graftlm.core.grammar.compile import language_of
 from graftlm.core.grammar.masks.masks import Masks, StackMasks
 from graftlm.core.grammar.masks.self_loops import self_loop
 from graftlm.core.grammar.masks.slices import JSON_NAME, JSON_STRING, CharClass
+from graftlm.core.grammar.nodes.rules import written_out
 from graftlm.core.grammar.regex.parser import parse
 from graftlm.core.grammar.spec import JsonSchema, Options
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -96,7 +97,10 @@ def test_strings_and_names_of_a_schema_have_the_slices_that_are_made_beforehand(
         {"type": "string", "pattern": "^.+$"},
         {"type": "string", "pattern": r"^[^\0]*$"},
     ):
-        dfa = Dfa.compile(language_of(JsonSchema(member), Options()).node)
+        language = language_of(JsonSchema(member), Options())
+        regular = written_out(language.node, language.rules)
+        assert regular is not None
+        dfa = Dfa.compile(regular)
         loops = [self_loop(dfa, state) for state in range(1, dfa.num_states)]
         found |= {loop.chars for loop in loops if loop is not None}
     assert {JSON_STRING, JSON_NAME} <= found
