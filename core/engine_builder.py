@@ -245,7 +245,7 @@ def build_runner(
 
 
 def _no_modules(loaded: LoadedModel, config: EngineConfig) -> str | None:
-    """Why this model cannot attend to modules in any order; None if it can."""
+    """Return the reason for which this model cannot attend to modules in any order; None if it can."""
     windows = [layer.window for layer in loaded.layers if layer.window is not None]
     if loaded.lane != "paged":
         why = f"it runs alone, where positions cannot be set: {loaded.lane_reason}"

@@ -69,9 +69,9 @@ class Layout:
 class PromptInput:
     """A prompt as an engine computes it.
 
-    ids     int32 [num_tokens]; negative within spans
-    spans   in the order of their positions; none in a prompt of text
-    layout  None for the positions and the attention of text
+    ids      int32 [num_tokens]; negative within spans
+    spans    in the order of their positions; none in a prompt of text
+    layout   None for the positions and the attention of text
     modules  the number of tokens of each module that the prompt begins with (`composed`); none in other prompts
 
     Raises ConfigError unless the ids of each span are those derived from its digest.

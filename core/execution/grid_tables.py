@@ -1,4 +1,4 @@
-"""GridTables: what an encoder computes of the grids of its pictures alone, once for each grid.
+"""GridTables: an encoder's tables that depend on the grids of its pictures alone, computed once for each grid.
 
 Such an encoder reads the sizes of its pictures from the device several times a call, in Python loops, and each reading
 waits for all that runs there. transformers takes the results as arguments, under the names that it gives them.

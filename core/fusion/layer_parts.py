@@ -237,7 +237,7 @@ _EXPERT_NORMS = ("post", 1), ("pre", 2), ("post", 2)
 
 @dataclass(frozen=True)
 class LayerExtras:
-    """What a layer of Gemma 4 has beyond attention and MLP.
+    """The parts of a layer of Gemma 4 beyond attention and MLP.
 
     experts       the router, which takes the residual stream, and the experts beside the MLP; empty without any
     expert_norms  of the MLP's output, of the experts' input and of their output

@@ -198,7 +198,7 @@ def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options
 
 @dataclass(frozen=True)
 class Language:
-    """What a constraint allows, in nodes and the rules that they name, for every engine."""
+    """The texts that a constraint allows: nodes and the rules that they name, for every engine."""
 
     node: nodes.Node
     rules: dict[str, nodes.Node] = field(default_factory=dict)

@@ -108,7 +108,7 @@ class PrefixCache:
         return self.num_slots - self.pool.num_free - self.tree.num_tokens
 
     def peek(self, sequence: Sequence, *, cut: bool = True) -> Peek:
-        """Where the cached prefix of `sequence` ends; the token whose logits are wanted is never part of it.
+        """Return the end of the cached prefix of `sequence`; the token whose logits are wanted is never part of it.
 
         cut  whether a match that ends among the first ids of a span is cut to its start
         """

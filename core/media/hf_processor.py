@@ -169,7 +169,7 @@ class HfProcessor:
 
     @cached_property
     def levels(self) -> Any:
-        """What the encoder takes for each byte of a color, float32 [3, 256]; None if pixels are processed whole.
+        """The encoder's input for each byte of a color, float32 [3, 256]; None if pixels are processed whole.
 
         Bytes are a quarter of the processor's floats, and take a third less time; the device spreads them.
         """

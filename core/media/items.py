@@ -31,7 +31,7 @@ class MediaItem:
     placeholder     the token id that stands for an embedding in the model's own prompts
     inputs          tensors of the model's encoder by name, on the host
     alone           whether `ids` may be put between the ids of the texts before and after the marker
-    levels          float32 [3, 256]: what the encoder takes for each byte of a color; None if `inputs` are final
+    levels          float32 [3, 256]: the encoder's input for each byte of a color; None if `inputs` are final
     """
 
     kind: Kind

@@ -74,7 +74,7 @@ def two_actors() -> None:
 
 
 def two_actors_and_pictures() -> None:
-    """Of pictures that are longer than the router's blocks."""
+    """Ask two actors about pictures whose tokens fill more than one block of the router."""
     pictures = [random_picture(seed, 480, 360) for seed in range(4)]
     loaded: dict[str, Any] = {"dtype": "float32", "mm_processor_kwargs": {"max_pixels": 480 * 360}}
     prompts = [question(f"What is {i}?", one) for i in range(3) for one in pictures] + [question("No picture")]
