@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graftlm.core.media.items import Kind
-from graftlm.core.prompt_input import Span
+from graftlm.core.prompt_input import PromptInput, Span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,39 +28,31 @@ class GridPositions:
         self._config = model_config
         self._known: dict[tuple[tuple[int, int, bytes], ...], NDArray[np.int64]] = {}
 
-    def of(
-        self, ids: NDArray[np.int32], spans: Sequence[Span], placeholders: Mapping[Kind, int]
-    ) -> NDArray[np.int64] | None:
-        """Return time, height and width of each token, int64 [3, num_tokens]; None for a model of one dimension.
-
-        placeholders  the token ids that stand for an embedding
-        """
+    def of(self, ids: NDArray[np.int32], spans: tuple[Span, ...]) -> NDArray[np.int64] | None:
+        """Return time, height and width of each token, int64 [3, num_tokens]; None for a model of one dimension."""
         key = tuple((span.start, span.stop, span.digest) for span in spans)
         behind = spans[-1].stop + 1  # one token of text
         known = self._known.get(key)
         if known is None:
-            known = self._computed(ids[:behind], spans, placeholders)
+            known = self._computed(ids[:behind], spans)
             if known is None or len(ids) < behind or len({*known[:, -1].tolist()}) > 1:
-                return self._computed(ids, spans, placeholders)
+                return self._computed(ids, spans)
             if len(self._known) >= _MOST_POSITIONS:
                 self._known.clear()
             self._known[key] = known
         more = known[:, -1:] + np.arange(1, len(ids) - behind + 1)
         return np.concatenate([known, more], 1)
 
-    def _computed(
-        self, ids: NDArray[np.int32], spans: Sequence[Span], placeholders: Mapping[Kind, int]
-    ) -> NDArray[np.int64] | None:
+    def _computed(self, ids: NDArray[np.int32], spans: tuple[Span, ...]) -> NDArray[np.int64] | None:
         index = self._rope_index
         if index is None:
             return None
         import torch
 
-        types, model_ids = np.zeros(len(ids), np.int64), ids.astype(np.int64)
+        types, model_ids = np.zeros(len(ids), np.int64), PromptInput(ids, spans).model_ids.astype(np.int64)
         for span in spans:
             kind = span.values.item.kind
             types[span.start : span.stop] = 1 if kind == "image" else 2
-            model_ids[span.start : span.stop] = placeholders[kind]
         given: dict[str, Any] = {
             "input_ids": torch.from_numpy(model_ids)[None],
             "mm_token_type_ids": torch.from_numpy(types)[None],

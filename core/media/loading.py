@@ -41,6 +41,8 @@ FORMATS: Mapping[str, str] = {
 _READ = ", ".join(FORMATS)
 _MOST_SEGMENTS = 4096  # of a JPEG's header, and stray bytes between them
 _MOST_SCANS = 64  # of a JPEG; progressive files have about ten, and each costs a pass over all pixels
+BAND_PIXELS = 1 << 18
+"""Pixels of a picture that are copied or converted at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,15 +409,11 @@ def _of_wide(picture: Image) -> Image:
     extrema: Any = picture.getextrema()
     wide = picture.mode != "I" or extrema[1] > 255
     found: Image = pillow.new("RGB", picture.size)
-    step = max(1, _BAND_PIXELS // picture.width)
+    step = max(1, BAND_PIXELS // picture.width)
     for top in range(0, picture.height, step):
         values = np.asarray(picture.crop((0, top, picture.width, min(top + step, picture.height))))
         found.paste(pillow.fromarray(_narrowed(values) if wide else values.astype(np.uint8)).convert("RGB"), (0, top))
     return found
-
-
-_BAND_PIXELS = 1 << 18
-"""Pixels that are narrowed at once."""
 
 
 def _narrowed(values: NDArray[Any]) -> NDArray[np.uint8]:

@@ -24,7 +24,7 @@ from graftlm.core.media.grid_positions import GridPositions
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, MediaText, is_bytes, place
-from graftlm.core.media.loading import import_pillow, load_image, read_image, stated_pixels
+from graftlm.core.media.loading import BAND_PIXELS, import_pillow, load_image, read_image, stated_pixels
 from graftlm.core.media.video import load_video
 from graftlm.core.prompt_input import BothWays, Layout, PromptInput, Span
 
@@ -44,9 +44,6 @@ _HOST_BYTES = 1 << 28
 
 _LARGEST_SIDE = 4096
 """Width and height in pixels of the largest picture that processors are asked for: they scale larger ones down."""
-
-_BAND_PIXELS = 1 << 18
-"""Pixels of a picture that are copied at once for its digest."""
 
 _PIXELS_AT_ONCE = 1 << 26
 """Pixels of the pictures that are decoded and processed at a time: each needs 4 bytes meanwhile, and 13
@@ -352,7 +349,7 @@ class MediaProcessor:
         """Return the prompt of these ids, with the positions of its tokens."""
         if not spans:
             return PromptInput(ids)
-        positions = self._positions.of(ids, spans, self.placeholders)
+        positions = self._positions.of(ids, spans)
         if positions is None:
             return PromptInput(ids, spans, Layout(both_ways=both_ways(self.model_config)))
         if spans[-1].stop == len(ids):
@@ -441,7 +438,7 @@ def _try_item(media: MediaProcessor, given: tuple[Part, str, bool]) -> MediaItem
 def _bands(picture: Image) -> Iterator[bytes]:
     """Return the pixels of a picture, some rows at a time: a copy of all would hold Python's lock and its memory."""
     width, height = picture.size
-    step = max(1, _BAND_PIXELS // width)
+    step = max(1, BAND_PIXELS // width)
     for top in range(0, height, step):
         yield picture.crop((0, top, width, min(top + step, height))).tobytes()
 
