@@ -3,7 +3,8 @@
 Small models with random weights: prompts alone, again from the cache, in a batch, and in chunks after the cache was
 cleared. The answers of one GPU come first, of several families at once; then each family on all ranks, in a process
 of its own with a limit of time, whose result is printed as it comes. Where a token differs, the gap between the two
-likeliest tokens of one GPU is printed too: sums of ranks round in another order. `--cpu` runs on CPUs.
+likeliest tokens of one GPU is printed too: sums of ranks round in another order. `--only 1` and `--only 2` with one
+folder of `--answers` split the work over two calls, and what is there is not computed again. `--cpu` runs on CPUs.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", default=KINDS)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of a family")
-    parser.add_argument("--at-once", type=int, default=4, help="families at once on one GPU")
+    parser.add_argument("--at-once", type=int, default=4, help="families at once")
+    parser.add_argument("--only", type=int, help="answers of this number of GPUs alone")
+    parser.add_argument("--answers", type=Path, help="folder that keeps the answers")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
@@ -125,20 +128,32 @@ def main() -> int:
             os._exit(1)
         Path(given.out).write_text(json.dumps(found))
         return 0
-    different = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.at_once) as pool:
-        files = {kind: [Path(folder) / f"{kind}-{ranks}" for ranks in (1, given.ranks)] for kind in given.kinds}
-        ones = list(pool.map(lambda kind: child(kind, 1, given, files[kind][0], 3 * given.limit), given.kinds))
-        for kind, trouble in zip(given.kinds, ones, strict=True):
-            began = time.monotonic()
-            where = "on one" if trouble else f"on {given.ranks}"
-            trouble = trouble or child(kind, given.ranks, given, files[kind][1], given.limit)
-            words = f"NO RESULT {where}, {trouble}"
-            if not trouble:
-                words = verdict(*(json.loads(file.read_text()) for file in files[kind]))
-            different += not words.startswith("EQUAL")
-            print(f"{kind}: {words} ({time.monotonic() - began:.0f} s)", flush=True)
-    return int(different > 0)
+        kept = given.answers or Path(folder)
+        kept.mkdir(exist_ok=True)
+        for ranks in sorted({1, given.ranks}):
+            if given.only in (None, ranks):
+                list(pool.map(lambda kind, ranks=ranks: compute(kind, ranks, given, kept), given.kinds))
+        return int(not all([compare(kind, given.ranks, kept) for kind in given.kinds]))
+
+
+def compute(kind: str, ranks: int, given: argparse.Namespace, kept: Path) -> None:
+    """Compute the answers of one family, if they are not there."""
+    out, began = kept / f"{kind}-{ranks}", time.monotonic()
+    if not out.exists():
+        trouble = child(kind, ranks, given, out, given.limit if ranks > 1 else 3 * given.limit)
+        print(f"{kind} on {ranks}: {trouble or 'done'} ({time.monotonic() - began:.0f} s)", flush=True)
+
+
+def compare(kind: str, ranks: int, kept: Path) -> bool:
+    """Print whether the answers of one family are equal. -> whether they are"""
+    files = [kept / f"{kind}-{number}" for number in (1, ranks)]
+    missing = [file.name for file in files if not file.exists()]
+    words = f"NO RESULT of {', '.join(missing)}"
+    if not missing:
+        words = verdict(*(json.loads(file.read_text()) for file in files))
+    print(f"{kind}: {words}", flush=True)
+    return words.startswith("EQUAL")
 
 
 if __name__ == "__main__":
