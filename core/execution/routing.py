@@ -26,7 +26,11 @@ _COPIES, _NOISE = 8, 2.0**-7
 """Copies of a router's input, and the relative size of the noise on them: one rounding to bfloat16."""
 
 MAX_UNEXPLAINED = 0.03
-"""Share of tokens for which a router may choose other experts than recorded where noise does not explain it."""
+"""Share of tokens for which a router may choose otherwise than recorded where noise does not explain it."""
+
+OTHER_WEIGHTS = 0.1
+"""Difference of a token's weights, relative to the largest, from which on they count as another choice. Weights may
+jump where rounding moves a score over a threshold (PhiMoE). Smaller differences show in the output."""
 
 Chosen = tuple[torch.Tensor, torch.Tensor]
 """Experts [num_tokens, top_k] and their weights [num_tokens, top_k]."""
@@ -133,8 +137,8 @@ class RoutingRecorder:
 class RoutingReplay:
     """Runs steps of a model with the recorded experts, and tests the routers on the recorded inputs.
 
-    A token keeps the experts and weights of its own router if these are the recorded experts, so that wrong weights
-    show in the output.
+    A token keeps the experts and weights of its own router if they are about the recorded ones, so that slightly wrong
+    weights show in the output; the test of the router shows the others.
     """
 
     def __init__(self, model: nn.Module, record: Sequence[Routing]) -> None:
@@ -180,9 +184,9 @@ class RoutingReplay:
         if number not in self._unexplained:
             self._unexplained[number] = _unexplained(recorded, route)
         experts, weights = chosen
-        theirs = recorded.experts[self._tokens.clamp(min=0)]
-        moved = (_other(experts, theirs) & (self._tokens >= 0))[:, None]
-        their_weights = recorded.weights[self._tokens.clamp(min=0)]
+        at = self._tokens.clamp(min=0)
+        theirs, their_weights = recorded.experts[at], recorded.weights[at]
+        moved = (_other(chosen, (theirs, their_weights)) & (self._tokens >= 0))[:, None]
         return (
             torch.where(moved, theirs.to(experts.dtype), experts).contiguous(),
             torch.where(moved, their_weights.to(weights.dtype), weights).contiguous(),
@@ -222,20 +226,25 @@ def replayed(chosen: Chosen, route: Route) -> Chosen:
     return chosen if replay is None else replay.choose(chosen, route)
 
 
-def _other(experts: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
-    """Return True for each token whose experts differ, in any order. -> bool [num_tokens]"""
-    return (experts.long().sort(-1).values != recorded.long().sort(-1).values).any(-1)
+def _other(chosen: Chosen, recorded: Chosen) -> torch.Tensor:
+    """Return True for each token whose experts differ, in any order, or whose weights do. -> bool [num_tokens]"""
+    (experts, weights), (theirs, their_weights) = chosen, recorded
+    mine, other = experts.long().sort(-1), theirs.long().sort(-1)
+    a, b = weights.float().gather(1, mine.indices), their_weights.float().gather(1, other.indices)
+    apart = (a - b).abs().amax(-1) > OTHER_WEIGHTS * b.abs().amax(-1)
+    return (mine.values != other.values).any(-1) | apart
 
 
 def _unexplained(recorded: Routing, route: Route) -> float:
-    """Return the share of tokens whose experts differ on the recorded input, and on that input with any noise."""
-    wrong = _other(route(recorded.x)[0], recorded.experts)
+    """Return the share of tokens whose choice differs on the recorded input, and on that input with any noise."""
+    theirs = recorded.experts, recorded.weights
+    wrong = _other(route(recorded.x), theirs)
     if bool(wrong.any()):
         generator = torch.Generator(recorded.x.device).manual_seed(0)
         noise = torch.randn(_COPIES, *recorded.x.shape, generator=generator, device=recorded.x.device)
         copies = (recorded.x * (1 + _NOISE * noise)).to(recorded.x.dtype)
-        found = route(copies.flatten(0, 1))[0].view(_COPIES, *recorded.experts.shape)
-        wrong &= torch.stack([_other(experts, recorded.experts) for experts in found]).all(0)
+        experts, weights = (x.view(_COPIES, *recorded.experts.shape) for x in route(copies.flatten(0, 1)))
+        wrong &= torch.stack([_other(found, theirs) for found in zip(experts, weights, strict=True)]).all(0)
     return float(wrong.float().mean())
 
 

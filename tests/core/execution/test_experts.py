@@ -7,7 +7,7 @@ import torch
 
 from graftlm.core.execution import cuda_graphs
 from graftlm.core.execution.cuda_graphs import GatheredExperts
-from graftlm.core.execution.routing import RoutingRecorder, RoutingReplay
+from graftlm.core.execution.routing import Routing, RoutingRecorder, RoutingReplay
 from tests.models import tiny_model
 
 IDS = torch.arange(3, 20)[None]
@@ -49,3 +49,22 @@ def test_experts_of_a_layer_beside_its_mlp_are_recorded_and_replayed_by_their_ro
         found = model(IDS, use_cache=False).logits
     assert replay.problem() is None
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("step", "explained"), [(2.0**-9, True), (1.0, False)])
+def test_weights_that_jump_are_replayed_and_the_router_is_tested_for_them(step: float, explained: bool) -> None:
+    """PhiMoE gives an expert a weight of 1 or of 0.5, by whether another's score is below a threshold."""
+    x = torch.full((8, 4), 1.0).bfloat16()
+    experts, weights = torch.tensor([[0, 1]]).repeat(8, 1), torch.tensor([[1.0, 1.0]]).repeat(8, 1)
+
+    def route(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        above = x[:, 0].float() > 1.0 - step
+        jump = torch.where(above, 0.5, 1.0)[:, None].expand(-1, 2)
+        return torch.tensor([[1, 0]]).repeat(len(x), 1), jump
+
+    replay = RoutingReplay(tiny_model("llama"), [Routing(x, experts, weights)])
+    replay._tokens = torch.arange(8)
+    found = replay.choose(route(x), route)
+    assert torch.equal(found[0], experts)
+    assert torch.equal(found[1], weights)
+    assert (replay.problem() is None) == explained
