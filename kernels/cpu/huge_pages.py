@@ -51,7 +51,9 @@ def huge_buffer(num_bytes: int) -> torch.Tensor:
     """Allocate memory that begins at a huge page, and is in huge pages where Linux has them. -> uint8 [num_bytes]"""
     import torch
 
-    memory = mmap.mmap(-1, num_bytes + HUGE)
+    # Python's default is a shared mapping, which Linux keeps in small pages.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, num_bytes + HUGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -14,6 +14,7 @@ from graftlm.kernels.activation import Activation
 from graftlm.kernels.cpu.calls import EXPERT_PHASES, IDENTITY, SIGMOID, SOFTMAX, ExpertsCall
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.element_format import ElementFormat
+from graftlm.kernels.cpu.huge_pages import huge_buffer
 from graftlm.kernels.cpu.linear.panels import pack
 from graftlm.kernels.gpu.mixture.router import Router
 
@@ -90,7 +91,7 @@ class ExpertPanels:
 
 def _packed(weights: list[torch.Tensor]) -> torch.Tensor:
     first = pack(weights[0].contiguous(), None).packed
-    out = first.new_empty(len(weights), *first.shape)
+    out = huge_buffer(len(weights) * first.nbytes).view(first.dtype).view(len(weights), *first.shape)
     for to, weight in zip(out, weights, strict=True):
         to.copy_(pack(weight.contiguous(), None).packed)
     return out

@@ -121,6 +121,7 @@ def compile_experts(number: int) -> MachineCode:
     element, size = weight_format.raw, weight_format.size
     dots = weight_format is ElementFormat.BFLOAT16 and has_bfloat16_dots()
     matmul = dense_panel_matmul(weight_format)
+    widens = size < 4 and not dots
 
     @njit(forceinline=True, **FLAGS)
     def multiply(sums, rows, wide, depth, weight, num_rows):
@@ -202,9 +203,10 @@ def compile_experts(number: int) -> MachineCode:
         add_done(at(counters + 32), taken)
         wait_until_done(counters + 32, num_picks)
 
-        memory = allocate(8 * _TASK_ROWS * PANEL + 4 * _TASK_ROWS * max(depth, down_depth))
-        sums, other = float_array(memory, (_TASK_ROWS, PANEL))
-        ups, wide = float_array(other, (_TASK_ROWS, PANEL))
+        task_rows = min(_TASK_ROWS, num_picks)
+        memory = allocate(8 * task_rows * PANEL + (4 * task_rows * max(depth, down_depth) if widens else 0))
+        sums, other = float_array(memory, (task_rows, PANEL))
+        ups, wide = float_array(other, (task_rows, PANEL))
         panels, taken = (down_depth + PANEL - 1) // PANEL, 0
         while True:
             task = next_task(at(counters + 48))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graftlm.kernels.cpu.huge_pages import HUGE, blocks_of, move, pieces_of
+from graftlm.kernels.cpu.huge_pages import HUGE, blocks_of, huge_buffer, move, pieces_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the pages of Linux")
 
@@ -30,6 +30,15 @@ def test_memory_in_huge_pages_has_the_same_content() -> None:
         pytest.skip("this kernel moves no memory into huge pages")
     assert torch.equal(x, torch.arange(4 * HUGE, dtype=torch.int32))
     assert _huge_bytes(start) >= 4 * HUGE
+
+
+def test_a_buffer_is_in_huge_pages_from_the_start() -> None:
+    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not modes.exists() or "[never]" in modes.read_text():
+        pytest.skip("this kernel has no huge pages")
+    buffer = huge_buffer(4 * HUGE).fill_(7)
+    assert buffer.data_ptr() % HUGE == 0
+    assert _huge_bytes(buffer.data_ptr()) > 0
 
 
 def test_what_is_not_mapped_any_more_is_left_alone() -> None:
