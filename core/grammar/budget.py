@@ -97,12 +97,15 @@ TURN_S, UNDISTURBED_S, RECENT_S = 0.0005, 0.005, 0.1
 """Seconds that a constraint is compiled between two pauses, seconds before the first pause, and seconds for which
 requests count as running after they were seen to run."""
 SHARE, LONG_SHARE, CREDIT_S = 1 / 5, 1 / 20, 0.2
-"""Share of Python's lock that all compilations together take while requests run: at first, and after CREDIT_S seconds
-of work, which come back as fast as the lower share takes them."""
+"""Share of Python's lock that the compilations of a lane take together while requests run: at first, and after CREDIT_S
+seconds of work, which come back as fast as the lower share takes them."""
 
 
 class Yielding:
     """Pauses of compilations beside requests, which get Python's lock first. Without requests there are none.
+
+    A compilation that ends because nobody waits for it takes the whole credit along: those who send constraints and
+    leave get the lower share from then on, and the others who share their lane as long as they do it.
 
     busy  whether requests run; called from any thread, at most once a turn
     """
@@ -121,6 +124,9 @@ class Yielding:
         token = _turn.set(_Turn(self, time.monotonic() + UNDISTURBED_S))
         try:
             yield
+        except Unwanted:
+            self._credit_s, self._credited_s = 0.0, time.monotonic()
+            raise
         finally:
             _turn.reset(token)
             self._threads.discard(thread)

@@ -16,7 +16,7 @@ from typing import Any
 
 from graftlm.core.errors import ConfigError, GrammarError, Overloaded, RequestCancelled
 from graftlm.core.grammar import budget
-from graftlm.core.grammar.budget import WALL_FACTOR, Unwanted, limited, while_waited_for
+from graftlm.core.grammar.budget import WALL_FACTOR, Unwanted, Yielding, limited, while_waited_for
 from graftlm.core.grammar.compile import Grammar, compile_spec, read_options, size_of
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar
 from graftlm.core.grammar.masks.workers import Workers
@@ -74,7 +74,6 @@ class GrammarCache:
     max_bytes  approximate limit of the memory of cached grammars, their masks included
 
     max_queued  limit of the constraints that wait for a thread; one more raises Overloaded. None: no limit
-    yielding    pauses of compilations while requests run; None where there are none
 
     Errors are not cached: all waiting callers get the error of a constraint, and the next caller compiles it again.
     """
@@ -88,7 +87,7 @@ class GrammarCache:
             raise ConfigError(f"max_bytes is {max_bytes}; it must be 0 (keep nothing) or more")
         self.max_bytes = max_bytes
         self.max_queued: int | None = None
-        self.yielding: budget.Yielding | None = None
+        self._lanes: dict[bool, Yielding] = {}  # of slow compilations, and of the others
         self._compiler = compiler
         self._num_uncounted = 0
         # Least recently used first. A future per grammar would add eleven objects that the garbage collector visits.
@@ -102,6 +101,13 @@ class GrammarCache:
         """Make the lock and the futures of this process; a fork keeps the grammars that its parent has compiled."""
         self._lock = threading.Lock()
         self._futures: dict[Hashable, Compilation] = {}  # of grammars that are being compiled
+
+    def pause_beside(self, busy: Callable[[], bool]) -> None:
+        """Let compilations pause while requests run; those on the thread for slow ones have a lane of their own.
+
+        busy: whether requests run, from any thread
+        """
+        self._lanes = {False: Yielding(busy), True: Yielding(busy)}
 
     def submit(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
         """Compile on a worker thread. Equal constraints share one future, which cannot be cancelled."""
@@ -168,6 +174,7 @@ class GrammarCache:
         if self._dropped(key, future):
             return
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        lane = self._lanes.get(not quick)
         quick = quick and options.limits.seconds > QUICK.seconds
         try:
             try:
@@ -175,7 +182,7 @@ class GrammarCache:
                     short_turns(),
                     while_waited_for(future),
                     limited(QUICK) if quick else nullcontext(),
-                    nullcontext() if self.yielding is None else self.yielding(),
+                    nullcontext() if lane is None else lane(),
                 ):
                     grammar = self._compiler(spec, vocabulary, options)
             except Unwanted:
@@ -299,7 +306,8 @@ _shared = GrammarCache()
 def share_process(max_queued: int, busy: Callable[[], bool]) -> None:
     """Compile beside requests that run: they get the cores first, and at most `max_queued` constraints wait for a
     thread; one more raises Overloaded. busy: whether requests run, from any thread"""
-    _shared.max_queued, _shared.yielding = max_queued, budget.Yielding(busy)
+    _shared.max_queued = max_queued
+    _shared.pause_beside(busy)
     _threads.step_back(5)
     _slow_threads.step_back(10)
 

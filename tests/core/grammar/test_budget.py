@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,18 @@ from graftlm import JsonSchema, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar import Grammar, Limits, budget
 from graftlm.core.grammar.automata.products import product
-from graftlm.core.grammar.budget import CREDIT_S, LONG_SHARE, RECENT_S, SHARE, TURN_S, Yielding, check, limited
+from graftlm.core.grammar.budget import (
+    CREDIT_S,
+    LONG_SHARE,
+    RECENT_S,
+    SHARE,
+    TURN_S,
+    Unwanted,
+    Yielding,
+    check,
+    limited,
+    while_waited_for,
+)
 from graftlm.core.grammar.nodes import nodes
 from graftlm.core.grammar.regex.parser import parse
 from tests.grammars import BYTES, compiled
@@ -160,3 +173,14 @@ def test_compilations_that_work_on_beside_requests_get_less(paused: Paused) -> N
         assert paused.share_of(200) == pytest.approx(LONG_SHARE, rel=0.1)
         paused.now_s += CREDIT_S / LONG_SHARE
         assert paused.share_of(100) == pytest.approx(SHARE, rel=0.02)
+
+
+def test_a_compilation_that_nobody_waits_for_takes_the_credit_along(paused: Paused) -> None:
+    paused.is_busy = True
+    gone = SimpleNamespace(num_waiting=1)
+    with suppress(Unwanted), paused.yielding(), limited(Limits(seconds=1000)), while_waited_for(gone):
+        assert paused.share_of(100) > LONG_SHARE
+        gone.num_waiting = 0
+        check()
+    with paused.yielding(), limited(Limits(seconds=1000)):
+        assert paused.share_of(100) == pytest.approx(LONG_SHARE, rel=0.2)
