@@ -62,7 +62,7 @@ class Scripted:
     def wait_for(self, num_requests: int) -> None:
         """Wait until so many requests have been submitted."""
         with self._lock:
-            assert self._lock.wait_for(lambda: len(self.requests) >= num_requests, timeout=30)
+            assert self._lock.wait_for(lambda: len(self.requests) >= num_requests, timeout=120)
 
     def release(self) -> None:
         """Give the answers that were held, and all later ones at once."""

@@ -36,7 +36,7 @@ class Served:
     def get(self, path: str) -> tuple[int, str]:
         """The status and body of GET `path`."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=120) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -38,7 +38,7 @@ def test_it_is_streamed_with_its_end(rt: Runtime, constraint: dict[str, Any], te
 @pytest.mark.parametrize(("constraint", "text", "reason"), FORCED)
 def test_several_answers_all_end(rt: Runtime, constraint: dict[str, Any], text: str, reason: str) -> None:
     future = rt.submit(Request("x", SamplingParams(**constraint, n=3)))
-    done = future.result(timeout=30)
+    done = future.result(timeout=120)
     assert [(c.text, c.finish_reason, c.stop) for c in done.completions] == [(text, reason, constraint.get("stop"))] * 3
     assert done.usage.completion_tokens == 3 * len(done.completions[0].token_ids)
     rt._thread.call(lambda engine: engine.check_integrity())

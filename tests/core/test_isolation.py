@@ -39,7 +39,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     yield made.load()
     closing = threading.Thread(target=made.close, daemon=True)
     closing.start()
-    closing.join(20)
+    closing.join(120)
     assert not closing.is_alive(), "the engine's thread does not end"
 
 
@@ -62,11 +62,11 @@ def test_a_task_that_raises_used_to_take_the_engine_and_the_tasks_behind_it(
     rt: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = threading.Event()
-    rt.load()._thread.post(lambda engine: gate.wait(20))
+    rt.load()._thread.post(lambda engine: gate.wait(120))
     rt._thread.post(lambda engine: 1 / 0)
     behind = rt.submit(Request("x", LONG))
     gate.set()
-    assert behind.result(20).finish_reason == "length"
+    assert behind.result(120).finish_reason == "length"
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -79,7 +79,7 @@ def test_an_engine_that_does_not_take_a_hand_over_tells_each_of_its_listeners(
         futures = rt.submit_many([Request("x", LONG), Request("y", LONG)])
         for future in futures:
             with pytest.raises(EngineError, match="did not take the request: ZeroDivisionError") as caught:
-                future.result(20)
+                future.result(120)
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert rt.generate("x", max_tokens=2, ignore_eos=True).finish_reason == "length"
 
@@ -88,8 +88,8 @@ def test_a_request_that_cannot_be_admitted_fails_alone_in_its_hand_over(rt: Runt
     broken = Request("x", LONG, score_ids=["no id"])  # type: ignore[list-item]
     good, bad, last = rt.submit_many([Request("a", LONG), broken, Request("b", LONG)])
     with pytest.raises(EngineError):
-        bad.result(20)
-    assert good.result(20).finish_reason == last.result(20).finish_reason == "length"
+        bad.result(120)
+    assert good.result(120).finish_reason == last.result(120).finish_reason == "length"
     check_idle(rt)
 
 
@@ -97,7 +97,7 @@ def test_one_request_may_be_submitted_twice_and_each_is_cancelled_by_itself(rt: 
     request = Request(random_prompt(9), SamplingParams(max_tokens=400, ignore_eos=True))
     first, second = rt.submit_many([request, request])
     first.cancel()
-    assert len(second.result(20).token_ids) == 400
+    assert len(second.result(120).token_ids) == 400
     check_idle(rt)
 
 
@@ -114,7 +114,7 @@ def test_an_interrupt_behind_a_hand_over_used_to_leave_requests_that_nobody_wait
         post_unhurt(lambda engine: taken.extend(engine.requests.open))
         raise KeyboardInterrupt
 
-    rt.load()._thread.post(lambda engine: gate.wait(20))
+    rt.load()._thread.post(lambda engine: gate.wait(120))
     with monkeypatch.context() as patched:
         post_unhurt = rt._thread.post
         patched.setattr(rt._thread, "post", post)
@@ -179,9 +179,9 @@ def test_a_matcher_that_raises_used_to_end_the_engine_for_all(rt: Runtime, metho
     others = rt.submit_many([Request(random_prompt(20, seed=i), LONG) for i in range(2)])
     broken = rt.submit(Request(random_prompt(30), sampling))
     with pytest.raises(EngineError, match=f"ValueError: {method} is broken") as caught:
-        broken.result(20)
+        broken.result(120)
     assert isinstance(caught.value.__cause__, ValueError)
-    assert [len(other.result(20).token_ids) for other in others] == [40, 40]
+    assert [len(other.result(120).token_ids) for other in others] == [40, 40]
     check_idle(rt)
 
 
@@ -192,10 +192,10 @@ def test_a_matcher_that_raises_while_drafts_are_made_ends_its_request_alone() ->
         sampling = SamplingParams(max_tokens=60, constraint=Faulty("rollback"), ignore_eos=True, temperature=0)
         broken = rt.submit(Request(repeating, sampling))
         try:
-            broken.result(20)  # a tiny model may write nothing that was drafted
+            broken.result(120)  # a tiny model may write nothing that was drafted
         except EngineError as error:
             assert isinstance(error.__cause__, ValueError)
-        assert len(other.result(20).token_ids) == 40
+        assert len(other.result(120).token_ids) == 40
         check_idle(rt)
 
 
@@ -211,7 +211,7 @@ def test_a_listener_that_raises_ends_nothing_but_its_own_request(
         sampling = SamplingParams(max_tokens=2, ignore_eos=True, timeout=1e-9 if name == "on_error" else None)
         stream = rt.submit_stream(Request(random_prompt(5), sampling))
         other = rt.submit(Request(random_prompt(20), LONG))  # it ends last, even where this thread is held up before it
-        assert len(other.result(20).token_ids) == 40
+        assert len(other.result(120).token_ids) == 40
         check_idle(rt)
     stream.close()
     assert "a listener of a plugin" in caplog.text
@@ -265,10 +265,10 @@ def test_a_waiting_call_in_a_callback_used_to_wait_for_itself_forever(rt: Runtim
 
     done = rt.submit(Request("x", SamplingParams(max_tokens=3, ignore_eos=True), stream=True, on_chunk=on_chunk))
     try:
-        error = heard.result(20)
+        error = heard.result(120)
     except TimeoutError:
         pytest.fail(f"{name} in a callback waits for itself")
-    done.result(20)
+    done.result(120)
     assert (
         isinstance(error, EngineError) and str(error).startswith(name.removesuffix("()")) and "submit()" in str(error)
     )
@@ -284,8 +284,8 @@ def test_what_is_known_already_is_read_in_a_callback(rt: Runtime) -> None:
         if not heard.done():
             heard.set_result((done["a"], done.text, done.wait(), "a" in done))
 
-    rt.submit(Request("x", SamplingParams(max_tokens=3, ignore_eos=True), stream=True, on_chunk=on_chunk)).result(20)
-    assert heard.result(20) == (*expected, True, True)
+    rt.submit(Request("x", SamplingParams(max_tokens=3, ignore_eos=True), stream=True, on_chunk=on_chunk)).result(120)
+    assert heard.result(120) == (*expected, True, True)
 
 
 def test_submitting_and_closing_in_a_callback_work() -> None:
@@ -293,14 +293,14 @@ def test_submitting_and_closing_in_a_callback_work() -> None:
     again: list[Future[Completion]] = []
     first = made.submit(Request("x", SamplingParams(max_tokens=3, ignore_eos=True)))
     first.add_done_callback(lambda _: again.append(made.submit(Request("y", LONG))))
-    first.result(20)
+    first.result(120)
     made.stats()
     while not again:
         pass
-    assert again[0].result(20).finish_reason == "length"
+    assert again[0].result(120).finish_reason == "length"
     last = made.submit(Request("z", LONG, stream=True, on_chunk=lambda chunk: made.close()))
     with pytest.raises(EngineError, match="closed"):
-        last.result(20)
+        last.result(120)
     made.close()
 
 
@@ -355,7 +355,7 @@ def test_a_completion_crosses_a_process(rt: Runtime) -> None:
 
 
 def _compile_in_child(cache: GrammarCache, vocabulary: Vocabulary, results: Any) -> None:
-    results.put(cache.submit(Regex("[0-9]{3}"), vocabulary).result(20).engine)
+    results.put(cache.submit(Regex("[0-9]{3}"), vocabulary).result(120).engine)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
@@ -369,7 +369,7 @@ def test_a_grammar_compiled_after_a_fork_used_to_hang() -> None:
     child = context.Process(target=_compile_in_child, args=(cache, vocabulary, results))
     child.start()
     try:
-        assert results.get(timeout=30) == "fsm"
+        assert results.get(timeout=120) == "fsm"
     finally:
         child.kill()
         child.join()

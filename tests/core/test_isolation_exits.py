@@ -53,7 +53,7 @@ def others(rt: Runtime) -> list[Future[Completion]]:
 
 
 def check_unhurt(rt: Runtime, futures: list[Future[Completion]]) -> None:
-    assert [len(future.result(20).token_ids) for future in futures] == [40, 40]
+    assert [len(future.result(120).token_ids) for future in futures] == [40, 40]
     check_idle(rt)
 
 
@@ -66,7 +66,7 @@ def test_in_a_matcher_it_used_to_end_the_engine(rt: Runtime, method: str, kind: 
         )
     )
     with pytest.raises(EngineError, match=f"{kind.__name__}: {method} is broken") as caught:
-        broken.result(20)
+        broken.result(120)
     assert isinstance(caught.value.__cause__, kind)
     check_unhurt(rt, unhurt)
 
@@ -75,7 +75,7 @@ def test_a_callers_own_on_chunk_gives_it_to_the_caller(rt: Runtime, kind: type[B
     unhurt = others(rt)
     broken = rt.submit(Request("x", LONG, stream=True, on_chunk=raising(kind)))
     with pytest.raises(kind, match="on the engine's thread"):
-        broken.result(20)
+        broken.result(120)
     check_unhurt(rt, unhurt)
 
 
@@ -83,7 +83,7 @@ def test_a_futures_callback_raises_it(rt: Runtime, kind: type[BaseException], ca
     unhurt = others(rt)
     future = rt.submit(Request("x", LONG))
     future.add_done_callback(raising(kind))
-    assert future.result(20).finish_reason == "length"
+    assert future.result(120).finish_reason == "length"
     check_unhurt(rt, unhurt)
     assert kind.__name__ in caplog.text
 
@@ -118,7 +118,7 @@ def test_in_a_step_it_ends_the_request_that_is_alone_in_it(
     engine: Any = rt._thread.engine
     with failing(engine.runner, "forward", every=2, once=True, kind=kind):
         with pytest.raises(EngineError, match=f"a step of this sequence alone failed: {kind.__name__}") as caught:
-            rt.submit(Request("x", LONG)).result(20)
+            rt.submit(Request("x", LONG)).result(120)
         assert isinstance(caught.value.__cause__, kind)
     with failing(engine.runner, "forward", every=2, once=True, kind=kind):
         check_unhurt(rt, others(rt))
@@ -131,7 +131,7 @@ def test_between_the_steps_it_ends_the_engine_and_everybody_is_told(kind: type[B
         futures = others(made)
         for future in futures:
             with pytest.raises(EngineError, match=f"the engine stopped: {kind.__name__}"):
-                future.result(20)
+                future.result(120)
     with pytest.raises(EngineError, match="the engine stopped"):
         made.generate("x")
     made.close()

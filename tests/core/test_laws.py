@@ -103,4 +103,4 @@ def test_closing_in_the_middle_of_a_load_ends_every_request() -> None:
     runtime.close()
     for future in futures:
         with pytest.raises(GraftError, match="closed before"):
-            future.result(timeout=20)
+            future.result(timeout=120)

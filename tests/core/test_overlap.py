@@ -454,8 +454,8 @@ def test_a_device_that_stops_working_closes_the_runtime_with_its_cause(
         rt._thread.post(break_down)
         for future in rt.submit_many(requests):
             with pytest.raises(EngineError, match="illegal memory access"):
-                future.result(timeout=20)
-        rt._thread.join(20)
+                future.result(timeout=120)
+        rt._thread.join(120)
         assert rt.closed
         with pytest.raises(EngineError, match="illegal memory access"):
             rt.generate("later", **GREEDY)

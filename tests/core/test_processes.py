@@ -304,7 +304,7 @@ for _ in range(3):  # the name is bound anew, as in a notebook
     gc.collect()
 names = [thread.name for thread in threading.enumerate() if thread.name.startswith("graftlm ")]
 import time
-limit = time.monotonic() + 30
+limit = time.monotonic() + 120
 while len(names) > 1 and time.monotonic() < limit:  # a thread ends after its step
     time.sleep(0.01)
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("graftlm ")]

@@ -206,7 +206,7 @@ def test_closing_fails_what_is_running_and_what_comes_later() -> None:
     future = made.submit(Request("x", SamplingParams(max_tokens=400, ignore_eos=True)))
     made.close()
     with pytest.raises(EngineError, match="closed before"):
-        future.result(timeout=10)
+        future.result(timeout=120)
     with pytest.raises(EngineError, match="closed"):
         made.generate("y")
 
@@ -389,7 +389,7 @@ def test_an_engine_that_breaks_ends_every_request_whatever_state_it_is_in(monkey
         monkeypatch.setattr(engine.scheduler, "schedule", broken)
         for future in futures:
             with pytest.raises(EngineError, match="the engine stopped: RuntimeError: broken on purpose"):
-                future.result(timeout=30)
+                future.result(timeout=120)
         with pytest.raises(EngineError, match="broken on purpose"):
             list(stream)
         with pytest.raises(EngineError):

@@ -17,7 +17,7 @@ def held(calls: InFlight[str], outcome: Callable[[], str]) -> tuple[list[object]
 
     def compute() -> str:
         computed.append(threading.current_thread().name)
-        gate.wait(20)
+        gate.wait(120)
         return outcome()
 
     def ask(_: int) -> object:

@@ -68,7 +68,7 @@ def test_branches_off_one_base_share_a_batch(lazy: GraftModel, eager: GraftModel
     runtime.clear_cache()
     runtime.reset_stats()
     gate = threading.Event()
-    runtime._thread.post(lambda engine: gate.wait(30))
+    runtime._thread.post(lambda engine: gate.wait(120))
     together = branches(lazy)
     gate.set()
     assert [str(lm) for lm in together] == alone
@@ -82,7 +82,7 @@ def test_appending_returns_before_the_model_has_written(lazy: GraftModel, runtim
     def line(lm: Any) -> Any:
         return lm + gen("x", regex="[a-z]{4}")
 
-    runtime._thread.post(lambda engine: gate.wait(30))
+    runtime._thread.post(lambda engine: gate.wait(120))
     lm = lazy + "wait " + line() + "\n" + select(["p", "q"], name="y")
     assert "_task" in vars(lm)
     gate.set()
@@ -166,7 +166,7 @@ def test_a_chain_keeps_its_thread() -> None:
     gate = threading.Event()
 
     def append(base: list[int], _: Any) -> list[int]:
-        gate.wait(30)
+        gate.wait(120)
         return [*base, threading.get_ident()]
 
     first = Task.start(append, [], None, None)

@@ -122,7 +122,7 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> No
             rest = list(lines)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         assert [line for line in rest if line][-1] == "data: [DONE]"
-        assert served.process.wait(30) == 0
+        assert served.process.wait(120) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -142,7 +142,7 @@ def test_what_is_not_finished_in_time_ends_with_an_error(small: Served) -> None:
         small.process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert "the runtime was closed" in json.loads(rest[-1].removeprefix("data: "))["error"]["message"]
-    assert small.process.wait(30) == 0
+    assert small.process.wait(120) == 0
 
 
 def test_a_port_in_use_is_named_before_anything_is_read() -> None:

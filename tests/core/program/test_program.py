@@ -130,7 +130,7 @@ def test_nested_programs_return_at_once_and_run_beside_their_caller() -> None:
         s.set("tokens", [one._run.num_api_spec_tokens for one in inner])
 
     state = outer.run(runtime=backend)
-    assert started.wait(10)
+    assert started.wait(120)
     backend.release()
     assert state.text == "!!!!!" and state["tokens"] == [8] * 5
 
@@ -222,7 +222,7 @@ def test_items_that_wait_for_each_other_do_not_hold_the_batch() -> None:
     @gl.program
     def chained(s: ProgramState, i: int) -> None:
         if i == 1:
-            first_answered.wait(10)
+            first_answered.wait(120)
         s += "a" + gl.gen("x")
         s["x"]
         first_answered.set()

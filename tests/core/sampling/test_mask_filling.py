@@ -54,7 +54,7 @@ def test_they_are_filled_on_several_threads() -> None:
             if threading.get_ident() not in used:
                 used.add(threading.get_ident())
                 if len(used) <= 2:
-                    met.wait(30)
+                    met.wait(120)
             return True
 
     jobs = [MaskJob(place, Meeting(), np.zeros(1, np.int32)) for place in range(6)]  # type: ignore[arg-type]

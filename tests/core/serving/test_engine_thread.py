@@ -46,7 +46,7 @@ class Asked:
         self.release = threading.Event()
 
     def add(self, submissions: Sequence[Submission]) -> None:
-        self.release.wait(30)
+        self.release.wait(120)
         for submission in submissions:
             submission.listener.on_finish(Completion("", [], "stop", Usage()))
 
@@ -86,9 +86,9 @@ def test_a_wake_up_while_the_engine_steps_is_not_lost(monkeypatch: pytest.Monkey
     thread.wait_loaded()
     engine: object = thread.engine
     assert isinstance(engine, Woken)
-    assert engine.second.wait(20)
+    assert engine.second.wait(120)
     thread.stop()
-    thread.join(20)
+    thread.join(120)
 
 
 def test_callers_that_come_back_used_to_wake_the_engine_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

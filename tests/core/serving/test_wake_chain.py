@@ -110,5 +110,5 @@ def test_threads_that_wait_hear_of_a_runtime_that_is_closed() -> None:
             thread.start()
         model.wait_for(8)
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert len(heard) == 8

@@ -45,7 +45,7 @@ def test_plans_arrive_in_order_and_unchanged(rings: tuple[PlanRing, PlanRing]) -
     reader.start()
     for plan in plans:
         rings[0].write(plan, lambda: None)
-    reader.join(30)
+    reader.join(120)
     assert all(map(same, plans, found)) and len(found) == len(plans)
     assert found[0].rows == plans[0].rows and found[0].shared == plans[0].shared
 

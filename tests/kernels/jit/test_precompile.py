@@ -27,13 +27,13 @@ class Kernel:
             with warnings.catch_warnings():
                 self.entered.set()
                 warnings.simplefilter("ignore", DeprecationWarning)
-                assert self.both.wait(30)
+                assert self.both.wait(120)
             self.left.set()
         else:
-            assert self.entered.wait(30)
+            assert self.entered.wait(120)
             with warnings.catch_warnings():
                 self.both.set()
-                assert self.left.wait(30)
+                assert self.left.wait(120)
                 warnings.simplefilter("ignore", PendingDeprecationWarning)
         self.run = True
         return self
@@ -44,6 +44,6 @@ def test_threads_that_compile_leave_warnings_as_they_were(monkeypatch: pytest.Mo
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     kernel, before, content = Kernel(), warnings.filters, list(warnings.filters)
     compiling = Compiling([(kernel, "first"), (kernel, "second")], torch.device("cuda", 0))
-    assert kernel.left.wait(30)
+    assert kernel.left.wait(120)
     assert compiling.wait() == 2
     assert warnings.filters is before and list(before) == content

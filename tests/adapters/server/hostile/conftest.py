@@ -62,7 +62,7 @@ def memory_mb(served: Served, name: str = "VmRSS") -> float:
 
 def connect(served: Served) -> socket.socket:
     host, port = served.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection((host, int(port)), timeout=120)
 
 
 def post(served: Served, body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:

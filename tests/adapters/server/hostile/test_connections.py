@@ -94,7 +94,7 @@ def test_more_connections_than_one_client_may_have_close_the_oldest_that_wait(gu
         for _ in range(300):
             connections.append(connect(guarded))
             send(connections[-1], HEAD)
-        before, end_s = count(), time.monotonic() + 30
+        before, end_s = count(), time.monotonic() + 120
         while count() < before + 5:
             assert time.monotonic() < end_s
             time.sleep(0.01)
@@ -122,7 +122,7 @@ def test_requests_beyond_the_open_ones_are_refused_before_their_body_is_sent(gua
         assert last.recv(100).startswith(b"HTTP/1.1 429 ")
     for connection in connections:
         connection.close()
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 120
     while post(guarded, CHAT).status_code != 200:
         assert time.monotonic() < end_s
 

@@ -209,7 +209,7 @@ def test_what_goes_wrong_ahead_is_raised_for_the_row_that_needs_it(monkeypatch: 
     masks, go = Masks(dfa, byte_vocabulary()), threading.Event()
 
     def fail(place: Place) -> None:
-        go.wait(10)
+        go.wait(120)
         raise MemoryError("no room")
 
     monkeypatch.setattr(masks, "_compute", fail)

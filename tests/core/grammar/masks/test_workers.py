@@ -22,7 +22,7 @@ def test_work_is_done_on_another_thread() -> None:
         return "done"
 
     task = workers.masks.submit(work)
-    assert done.wait(30)
+    assert done.wait(120)
     assert task.result() == "done"
     assert threads != [threading.get_ident()] and len(threads) == 1
 
@@ -32,10 +32,10 @@ def test_who_asks_before_a_thread_has_begun_does_the_work() -> None:
 
     def hold() -> bool:
         begun.release()
-        return go.wait(30)
+        return go.wait(120)
 
     held = [workers.masks.submit(hold) for _ in range(workers.masks.count)]
-    assert all(begun.acquire(timeout=30) for _ in held)
+    assert all(begun.acquire(timeout=120) for _ in held)
     task = workers.masks.submit(threading.get_ident)
     assert task.result() == threading.get_ident()
     go.set()
@@ -67,7 +67,7 @@ def test_threads_that_had_nothing_to_do_take_new_work() -> None:
         done = [threading.Event() for _ in range(20)]
         for event in done:
             workers.masks.submit(event.set)
-        assert all(event.wait(30) for event in done)
+        assert all(event.wait(120) for event in done)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

@@ -74,7 +74,7 @@ def dspy_async(url: str) -> None:
 
 
 def requests(url: str) -> None:
-    importlib.import_module("requests").post(f"{url}/chat/completions", json=OPTIONS, timeout=30).raise_for_status()
+    importlib.import_module("requests").post(f"{url}/chat/completions", json=OPTIONS, timeout=120).raise_for_status()
 
 
 ASK = [openai, openai_stream, openai_async, openai_async_stream, dspy, dspy_async, requests]

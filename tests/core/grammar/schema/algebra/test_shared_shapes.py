@@ -74,12 +74,12 @@ def test_a_shape_is_freed_while_a_thread_that_never_goes_on_leaves_others_out() 
     def leave_out() -> None:
         with shared_shapes._lock:
             entered.set()
-            leaves.wait(30)
+            leaves.wait(120)
 
     thread = threading.Thread(target=leave_out)
     shape = Text(min_length=4_321)
     thread.start()
-    assert entered.wait(30)
+    assert entered.wait(120)
     del shape  # which does not wait
     shared_shapes.leave_out_gone()  # nor does this
     assert any(use.values[0] == 4_321 for use in Text._in_use.values())
