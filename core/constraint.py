@@ -19,7 +19,7 @@ import numpy as np
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
-from graftlm.core.interpreter_exit import EXIT_WAIT_S, interrupt
+from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_thread
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
@@ -85,12 +85,8 @@ def prepare_constraints(tokenizer: Tokenizer) -> None:
 @atexit.register
 def _end_preparation() -> None:
     """End the threads that prepare constraints at exit: the process would abort with one inside compiled code."""
-    threads = list(_threads)
-    for thread in threads:
-        interrupt(thread)
-    for thread in threads:
-        if thread.ident is not None:  # Python starts no thread once it exits
-            thread.join(EXIT_WAIT_S)
+    for thread in list(_threads):
+        end_thread(thread, EXIT_WAIT_S)
 
 
 def _prepare(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,12 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
+
+_AGAIN_S = 0.2
+"""Seconds after which a thread that has not ended is interrupted again."""
 
 EXIT_WAIT_S = 10.0
 """Seconds that the exit waits for a thread's current work."""
@@ -27,6 +32,22 @@ def interrupt(thread: threading.Thread, kind: type[BaseException] = SystemExit) 
     """
     if thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(kind))
+
+
+def end_thread(thread: threading.Thread, wait_s: float, is_enough: Callable[[], bool] = lambda: False) -> None:
+    """Interrupt a thread until it has ended, `is_enough` is true or `wait_s` seconds have passed, as the process exits.
+
+    Python drops an exception that meets the callback of a weak reference, such as that of an import's lock, and reports
+    it. The next one ends the thread, so reports of SystemExit are left out.
+    """
+    usual, limit_s = sys.unraisablehook, time.monotonic() + wait_s
+    sys.unraisablehook = lambda dropped: None if dropped.exc_type is SystemExit else usual(dropped)
+    try:
+        while thread.is_alive() and not is_enough() and time.monotonic() < limit_s:
+            interrupt(thread)
+            thread.join(_AGAIN_S)
+    finally:
+        sys.unraisablehook = usual
 
 
 def end_llvm() -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from graftlm.core.errors import EngineError, GraftError, ModelError
-from graftlm.core.interpreter_exit import EXIT_WAIT_S, LOAD_WAIT_S, end_llvm, interrupt, keep_interrupt
+from graftlm.core.interpreter_exit import EXIT_WAIT_S, LOAD_WAIT_S, end_llvm, end_thread, keep_interrupt
 from graftlm.core.metrics import Stats
 from graftlm.core.request import EndListener
 from graftlm.core.serving.caller_waves import CallerWaves, WakeChain
@@ -31,9 +31,6 @@ BuildEngine = Callable[[Callable[[], None]], "Engine"]
 
 POLL_S = 0.02
 """Poll interval, in seconds, while all requests wait for outside work, such as a grammar."""
-
-_INTERRUPT_S = 0.2
-"""Seconds between two interrupts of a model load at exit."""
 
 log = logging.getLogger("graftlm.engine")
 
@@ -446,10 +443,8 @@ _started: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 def _abandon_load(one: EngineThread) -> None:
     """Interrupt a build of the engine until its thread ends, because the process exits."""
-    thread, limit = one._thread, time.monotonic() + LOAD_WAIT_S
-    while thread is not None and thread.is_alive() and not one._loaded.is_set() and time.monotonic() < limit:
-        interrupt(thread)  # again, in case a hook has swallowed the exception
-        thread.join(_INTERRUPT_S)
+    if one._thread is not None:
+        end_thread(one._thread, LOAD_WAIT_S, one._loaded.is_set)
 
 
 @atexit.register

@@ -80,3 +80,39 @@ begun.wait()
 def test_a_model_load_used_to_run_into_the_end_of_the_interpreter_and_abort_it() -> None:
     done = run(EXIT_WHILE_A_MODEL_LOADS)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["ended"], "")
+
+
+DROPPED = """
+import threading, time, weakref
+from graftlm.core import interpreter_exit as ends
+
+class Known:
+    pass
+
+def drop(_):
+    begun.set()
+    try:
+        while True:
+            time.sleep(0.001)
+    finally:
+        print("dropped", flush=True)
+
+def work():
+    known = Known()
+    reference = weakref.ref(known, drop)
+    del known
+    while True:
+        time.sleep(0.001)
+
+begun = threading.Event()
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+begun.wait()
+ends.end_thread(thread, 100)
+print(thread.is_alive())
+"""
+
+
+def test_an_interrupt_that_meets_a_weak_reference_used_to_be_reported_and_dropped() -> None:
+    done = run(DROPPED)
+    assert (done.stdout.split(), done.stderr) == (["dropped", "False"], "")
