@@ -159,7 +159,7 @@ class GatedDeltaNet:
 class KimiDelta:
     """Kimi delta attention: projections, causal convolution of q, k and v, delta rule, gated norm, projection.
 
-    Decays, gates and the norm are the module's own. On a GPU the rule runs by its definition in torch.
+    Rows of several tokens run by the rule's definition in torch, with the module's own decays, gates and norm.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -170,6 +170,7 @@ class KimiDelta:
         recurrent = StateShape((heads, dim, dim), torch.float32)
         self.shapes: tuple[StateShape, ...] = (conv_shape(module_.conv1d), recurrent)
         self.token_bytes = conv_bytes(module_.conv1d) + rule_bytes(heads, dim, dim, by_channel=True)
+        self._has_kernel = type(module_.forget_gate).__name__ in _SOFTPLUS_GATES
 
     def forward(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """As StateLayer.forward."""
@@ -177,9 +178,40 @@ class KimiDelta:
         conv, heads = module.conv1d, (-1, module.head_dim)
         mixed = torch.cat([module.q_proj(x), module.k_proj(x), module.v_proj(x)], -1)
         mixed = causal_convolution(mixed, cached, step, conv_weight(conv), conv.bias, silu=True)
-        q, k, v = (part.unflatten(1, heads) for part in mixed.split([module.qkv_dim] * 3, -1))
-        decay, beta = module.forget_gate(x[None])[0], module.b_proj(x).sigmoid()
-        out = delta_rule(DeltaInputs(q, k, v, decay.float(), beta.float()), recurrent, step)
-        gate = module.g_b_proj(module.g_a_proj(x)).unflatten(1, heads)
-        result: torch.Tensor = module.o_proj(module.o_norm(out, gate).flatten(1))
+        beta, gate = module.b_proj(x), module.g_b_proj(module.g_a_proj(x)).unflatten(1, heads)
+        first = step.num_decode if self._has_kernel and triton_problem(x.device) is None else 0
+        parts = []
+        if first:
+            parts.append(self._decode(x[:first], mixed[:first], beta[:first], gate[:first], recurrent, step.slots))
+            step = step._replace(num_decode=0, slots=step.slots[:0])
+        if first < len(x):
+            q, k, v = (part.unflatten(1, heads) for part in mixed[first:].split([module.qkv_dim] * 3, -1))
+            decay = module.forget_gate(x[None, first:])[0].float()
+            out = delta_rule(DeltaInputs(q, k, v, decay, beta[first:].sigmoid().float()), recurrent, step)
+            parts.append(module.o_norm(out, gate[first:]).flatten(1))
+        result: torch.Tensor = module.o_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
         return result
+
+    def _decode(
+        self,
+        x: torch.Tensor,
+        mixed: torch.Tensor,
+        beta: torch.Tensor,
+        gate: torch.Tensor,
+        recurrent: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run one token of each row by kernels. -> [num_rows, num_heads * head_dim]"""
+        from graftlm.kernels.gpu.recurrent_decode import DeltaWeights, gated_delta
+
+        module, forget = self.module, self.module.forget_gate
+        norm = module.o_norm
+        weights = DeltaWeights(
+            module.num_heads, forget.A_log.view(-1), forget.dt_bias, norm.weight, norm.variance_epsilon, sigmoid=True
+        )
+        decays = forget.f_b_proj(forget.f_a_proj(x)).unflatten(1, (-1, module.head_dim))
+        return gated_delta(weights, mixed, (beta[..., None], decays, gate), recurrent, slots, EPSILON)
+
+
+_SOFTPLUS_GATES = frozenset({"KimiLinearForgetGate"})
+"""Forget gates, by class, whose decay is -exp(A_log) softplus(projection + dt_bias) without a bound."""

@@ -76,8 +76,9 @@ class DeltaWeights(NamedTuple):
     """The numbers of a gated delta net beside its projections.
 
     num_k_heads    each serves num_heads / num_k_heads consecutive heads
-    a_log, dt_bias  [num_heads]
+    a_log, dt_bias  [num_heads]; dt_bias [num_heads * k_dim] where each channel of a key decays by itself (Kimi)
     norm_weight    [v_dim], of the gated norm, with `eps`
+    sigmoid        whether the gate of the norm is a sigmoid, and nothing is rounded between (Kimi); else SiLU
     """
 
     num_k_heads: int
@@ -85,6 +86,7 @@ class DeltaWeights(NamedTuple):
     dt_bias: torch.Tensor
     norm_weight: torch.Tensor
     eps: float
+    sigmoid: bool = False
 
 
 @triton.jit
@@ -92,9 +94,12 @@ def _delta(
     mixed, a, b, a_log, dt_bias, states, slots, read_out,
     mixed_row, a_row, a_head, b_row, b_head, slot_stride, scale, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    K_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    K_PAD: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, head, block of values): reads and writes its part of the head's state once."""
+    """Program (row, head, block of values): reads and writes its part of the head's state once.
+
+    CHANNELS  a decay for each channel of the keys: a [num_rows, num_heads * K_DIM]
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i, j = tl.arange(0, K_PAD), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     k_ok, v_ok = i < K_DIM, j < V_DIM
@@ -111,11 +116,18 @@ def _delta(
     q = q * tl.rsqrt(tl.sum(q * q, 0) + epsilon) * scale
     k = k * tl.rsqrt(tl.sum(k * k, 0) + epsilon)
     group, member = head // GROUP, head % GROUP
-    step = tl.load(a + row * a_row + group * a_head + member).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
+    if CHANNELS:
+        step = tl.load(a + row * a_row + head * K_DIM + i, mask=k_ok, other=0.0).to(tl.float32)
+        step += tl.load(dt_bias + head * K_DIM + i, mask=k_ok, other=0.0).to(tl.float32)
+    else:
+        step = tl.load(a + row * a_row + group * a_head + member).to(tl.float32)
+        step += tl.load(dt_bias + head).to(tl.float32)
     step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
     decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * step)
     beta = 1.0 / (1.0 + tl.exp(-tl.load(b + row * b_row + group * b_head + member).to(tl.float32)))
 
+    if CHANNELS:
+        decay = decay[:, None]
     state = state * decay
     change = (v - tl.sum(k[:, None] * state, 0)) * beta
     state += k[:, None] * change[None, :]
@@ -127,7 +139,7 @@ def _delta(
 @triton.jit
 def _gated_norm(
     x, z, weight, out, z_row, z_head, eps,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head): norm x, rounded as in the model's own code, and gate it by z."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -135,12 +147,16 @@ def _gated_norm(
     v_ok = j < V_DIM
     kind = out.dtype.element_ty
     read = tl.load(x + (row * HEADS + head) * V_DIM + j, mask=v_ok, other=0.0).to(kind).to(tl.float32)
-    normed = (read * tl.rsqrt(tl.sum(read * read, 0) / V_DIM + eps)).to(kind).to(tl.float32)
-    normed = (tl.load(weight + j, mask=v_ok, other=0.0).to(tl.float32) * normed).to(kind).to(tl.float32)
+    normed = read * tl.rsqrt(tl.sum(read * read, 0) / V_DIM + eps)
+    scale = tl.load(weight + j, mask=v_ok, other=0.0).to(tl.float32)
+    if SIGMOID:
+        normed *= scale
+    else:
+        normed = (scale * normed.to(kind).to(tl.float32)).to(kind).to(tl.float32)
     gate = tl.load(z + row * z_row + head // GROUP * z_head + head % GROUP * V_DIM + j, mask=v_ok, other=0.0).to(
         tl.float32
     )
-    result = normed * gate / (1.0 + tl.exp(-gate))
+    result = (normed if SIGMOID else normed * gate) / (1.0 + tl.exp(-gate))
     tl.store(out + (row * HEADS + head) * V_DIM + j, result.to(kind), mask=v_ok)
 
 
@@ -155,7 +171,8 @@ def gated_delta(
     """Run one token of each row through the gated delta rule (delta_rule.py) and the gated norm.
 
     mixed    [num_rows, num_channels]: q, k and v side by side, after the convolution; last dimension dense
-    gates    b and a [num_rows, num_k_heads, group], z [num_rows, num_k_heads, group * v_dim]; last dimension dense
+    gates    b and a [num_rows, num_k_heads, group], z [num_rows, num_k_heads, group * v_dim]; last dimension dense;
+             a [num_rows, num_heads, k_dim], dense within a row, where each channel of a key decays by itself
     states   float32 [num_slots, num_heads, k_dim, v_dim], dense within a slot, written
     slots    int64 [num_rows]
     epsilon  added to the squared length of q and k
@@ -169,13 +186,13 @@ def gated_delta(
         mixed, a, b, weights.a_log, weights.dt_bias, states, slots, read,
         mixed.stride(0), a.stride(0), a.stride(1), b.stride(0), b.stride(1), states.stride(0), k_dim**-0.5, epsilon,
         HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim,
-        K_PAD=triton.next_power_of_2(k_dim), BLOCK=VALUES, num_warps=4,
+        K_PAD=triton.next_power_of_2(k_dim), BLOCK=VALUES, CHANNELS=weights.dt_bias.numel() > heads, num_warps=4,
     )  # fmt: skip
     return gated_norm(weights, read, z)
 
 
 def gated_norm(weights: DeltaWeights, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """Norm each head of x [num_tokens, num_heads * v_dim], rounded to the dtype of z, and multiply it by silu(z).
+    """Norm each head of x [num_tokens, num_heads * v_dim], rounded to the dtype of z, and multiply it by z's gate.
 
     z  [num_tokens, num_k_heads, group * v_dim], last dimension dense
     -> [num_tokens, num_heads * v_dim], dtype of z
@@ -185,7 +202,8 @@ def gated_norm(weights: DeltaWeights, x: torch.Tensor, z: torch.Tensor) -> torch
     out = torch.empty(x.shape, dtype=z.dtype, device=x.device)
     _gated_norm[(len(x), heads)](
         x, z, weights.norm_weight, out, z.stride(0), z.stride(1), weights.eps,
-        HEADS=heads, GROUP=heads // weights.num_k_heads, V_DIM=v_dim, V_PAD=triton.next_power_of_2(v_dim), num_warps=1,
+        HEADS=heads, GROUP=heads // weights.num_k_heads, V_DIM=v_dim, V_PAD=triton.next_power_of_2(v_dim),
+        SIGMOID=weights.sigmoid, num_warps=1,
     )  # fmt: skip
     return out
 

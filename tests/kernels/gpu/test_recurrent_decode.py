@@ -58,6 +58,23 @@ def test_the_gated_delta_rule_of_one_token(k_dim: int, v_dim: int) -> None:
     torch.testing.assert_close(states, expected_states, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dim", "heads"), [(16, 4), (40, 2)])
+def test_the_delta_rule_of_one_token_with_decays_by_channel(dim: int, heads: int) -> None:
+    rows = 3
+    mixed, states = random(rows, 3 * heads * dim), random(6, heads, dim, dim)
+    beta, a, z = random(rows, heads), 8 * random(rows, heads, dim), random(rows, heads, dim)
+    weights = DeltaWeights(heads, random(heads), random(heads * dim), random(dim), 1e-6, sigmoid=True)
+    slots = torch.tensor([5, 2, 3]).to(mixed.device)
+    q, k, v = (part.unflatten(1, (-1, dim)) for part in mixed.split([heads * dim] * 3, -1))
+    decay = -weights.a_log.exp()[:, None] * F.softplus(a + weights.dt_bias.view(heads, dim))
+    expected_states = states.clone()
+    out = delta_rule(DeltaInputs(q, k, v, decay, beta.sigmoid()), expected_states, StateStep(rows, slots))
+    normed = out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + weights.eps) * weights.norm_weight
+    found = gated_delta(weights, mixed, (beta[..., None], a, z), states, slots, EPSILON)
+    torch.testing.assert_close(found, (normed * z.sigmoid()).flatten(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states, expected_states, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("dim", "state_dim"), [(16, 32), (20, 12)])
 def test_the_selective_scan_of_one_token(dim: int, state_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, groups, rows = 4, 2, 3
