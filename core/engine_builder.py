@@ -196,7 +196,7 @@ def build_runner(
         serial = SerialRunner(loaded, stretches_at=stretched_context(loaded.text_config))
         budget = step_tokens(config.max_step_tokens, loaded)
         return RunnerSpec(
-            serial, num_slots, *sizes, budget, *words, lane=serial, close=loaded.release, no_pictures=loaded.no_pictures
+            serial, num_slots, *sizes, budget, *words, lane=serial, close=loaded.close, no_pictures=loaded.no_pictures
         )
     from graftlm.core.execution.paged import PagedRunner
     from graftlm.core.sampling.device_sampler import DeviceSampler
@@ -235,7 +235,7 @@ def build_runner(
         device_sampler=device_sampler,
         steps=paged if paged.runs_steps and device_sampler is None else None,
         check_device=partial(_synchronize, loaded.device),
-        close=loaded.release,
+        close=loaded.close,
         num_states=states,
         vision=loaded.vision,
         no_pictures=loaded.no_pictures,

@@ -24,6 +24,19 @@ LOAD_WAIT_S = 60.0
 """Seconds that the exit waits for a model load to notice its interrupt, which takes longest inside a C function."""
 
 
+_exit_began = threading.Event()
+
+
+def begin_exit() -> None:
+    """Note that the interpreter exits."""
+    _exit_began.set()
+
+
+def exit_began() -> bool:
+    """Return True once the interpreter exits: work for later uses is wasted, and keeps the exit waiting."""
+    return _exit_began.is_set()
+
+
 def interrupt(thread: threading.Thread, kind: type[BaseException] = SystemExit) -> None:
     """Raise an exception of `kind` in `thread` at its next bytecode.
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from graftlm.core.errors import ConfigError
 from graftlm.core.fusion.linears import Fusions
+from graftlm.core.interpreter_exit import exit_began
 from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import LayerKV, token_bytes
@@ -43,6 +44,7 @@ class LoadedModel:
     states           its layers with a state, in the paged lane; None for a model without
     vision           its encoder of pictures; None for a model that reads text only, or whose pictures are refused
     no_pictures      the reason for which pictures are refused
+    owned            whether no other code holds the model
     rehearsed        whether the kernels of its steps were compiled before the first launch (kernel_warmup.py)
     """
 
@@ -62,19 +64,24 @@ class LoadedModel:
     error: float | None = None
     kv_reason: str | None = None
     fusions: Fusions = field(default_factory=Fusions, repr=False)
+    owned: bool = False
     rehearsed: bool = False
     stack: DecoderStack | None = field(default=None, repr=False)
     states: StateLayers | None = field(default=None, repr=False)
     vision: Vision | None = field(default=None, repr=False)
     no_pictures: str | None = None
 
-    def release(self) -> None:
-        """Restore the model's original modules and the plain layout of its weights."""
+    def release(self, *, weights: bool = True) -> None:
+        """Restore the model's original modules and, unless `weights` is False, the plain layout of its weights."""
         self.stack = None
         if self.states is not None:
             self.states.undo()
             self.states = None
-        self.fusions.undo()
+        self.fusions.undo(weights=weights)
+
+    def close(self) -> None:
+        """Release the model at the end of its runtime; its weights stay packed if no code will read them."""
+        self.release(weights=not (self.owned or exit_began()))
 
     @property
     def execution(self) -> str:

@@ -63,7 +63,7 @@ def _fuse(block: nn.Module, experts: Any, fusions: Fusions, found: dict[nn.Modul
     for parameter in (gate_up, down):
         parameter.data = parameter.new_empty(0, *parameter.shape[1:])
     fusions.num_packed += 1
-    fusions.add(partial(_restore, experts, panels))
+    fusions.add(partial(_restore, experts, panels), weights=True)
     unknown = "its router is unknown" if router is None else router_problem(router)
     if router is None or unknown is not None:
         fusions.reasons[type(block).__name__] = str(unknown)

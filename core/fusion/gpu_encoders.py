@@ -90,7 +90,7 @@ def _align_mlp(mlp: nn.Module, fusions: Fusions, agree: AllClose) -> None:
     probe = torch.randn(5, gate.in_features, device=gate.weight.device).to(gate.weight.dtype)
     if _replace(mlp, aligned, probe, fusions, agree):
         aligned.take(gate, up, down)
-        fusions.add(partial(aligned.give_back, gate, up, down))
+        fusions.add(partial(aligned.give_back, gate, up, down), weights=True)
         fusions.num_packed += 1
 
 

@@ -292,7 +292,7 @@ def _pack_inputs(module: nn.Module, names: tuple[str, ...], work: _Work) -> bool
     _release(linears)
     for index, name in enumerate(names):
         setattr(module, name, packed if index == 0 else PackedPart(packed, index))
-    work.fusions.add(partial(_restore, module, tuple(zip(names, linears, strict=True)), packed))
+    work.fusions.add(partial(_restore, module, tuple(zip(names, linears, strict=True)), packed), weights=True)
     work.fusions.num_packed += 1
     work.fusions.num_compact += packed.plan is not None and packed.plan.reads(Bits12Weight)
     work.found.products[module] = packed.product
@@ -323,7 +323,7 @@ def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
     if not _replace_forward(module, forward, _probe(weight), work):
         return False
     _release(linears)
-    work.fusions.add(partial(packed.unpack, linears))
+    work.fusions.add(partial(packed.unpack, linears), weights=True)
     work.fusions.num_packed += 1
     work.found.products[module] = packed.product
     return True

@@ -54,10 +54,14 @@ class Fusions:
     unfused: list[str] = field(default_factory=list)
     trusted: bool = False
     num_refused: int = 0
-    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    _undo: list[tuple[Callable[[], None], bool]] = field(default_factory=list, repr=False)
 
-    def add(self, undo: Callable[[], None]) -> None:
-        self._undo.append(undo)
+    def add(self, undo: Callable[[], None], *, weights: bool = False) -> None:
+        """Note how to undo a replacement.
+
+        weights  whether it only lays out weights as they were, which takes as long as packing them
+        """
+        self._undo.append((undo, weights))
 
     def passes(self, same: Callable[[], bool]) -> bool:
         """Return True if a replacement equals its original, by the comparison `same` or by that of an earlier load."""
@@ -65,10 +69,12 @@ class Fusions:
         self.num_refused += not passed
         return passed
 
-    def undo(self) -> None:
-        """Restore the model's own modules and weights, last replaced first."""
+    def undo(self, *, weights: bool = True) -> None:
+        """Restore the model's own modules, last replaced first, and its weights unless `weights` is False."""
         while self._undo:
-            self._undo.pop()()
+            undo, only_weights = self._undo.pop()
+            if weights or not only_weights:
+                undo()
 
 
 def fuse(model: nn.Module, *, unchanged: bool = False, fusions: Fusions | None = None) -> Fusions:
@@ -124,7 +130,7 @@ def pack_quantised(model: nn.Module, fusions: Fusions, activations: Activations)
             child.quantised = None
             fusions.num_packed += 1
             setattr(parent, name, packed)
-            fusions.add(partial(_restore, parent, name, packed))
+            fusions.add(partial(_restore, parent, name, packed), weights=True)
 
 
 def _restore(parent: nn.Module, name: str, packed: PackedCodes | PackedRows) -> None:
@@ -164,7 +170,7 @@ def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None)
                     files.release(weight)
                 fusions.num_packed += 1
             setattr(parent, name, packed)
-            fusions.add(_restorer(parent, name, packed))
+            fusions.add(_restorer(parent, name, packed), weights=True)
             packed.release_original()
 
 

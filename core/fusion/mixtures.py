@@ -199,7 +199,7 @@ def _lay_out(experts: nn.Module, fusions: Fusions) -> None:
     for parameter in experts.parameters(recurse=False):
         if parameter.is_cuda and parameter.dim() == 3 and parameter.itemsize == 2 and parameter.is_contiguous():
             parameter.data = parameter.data.transpose(1, 2).contiguous().transpose(1, 2)
-            fusions.add(partial(_in_order_again, parameter))
+            fusions.add(partial(_in_order_again, parameter), weights=True)
 
 
 def _in_order_again(parameter: nn.Parameter) -> None:

@@ -72,7 +72,7 @@ def load_model(
                 _ = loaded.tokenizer.token_bytes  # computed here for the engine
             rehearsal.wait()
     hf_model = loaded.model
-    ours = not isinstance(model, nn.Module)
+    ours = loaded.owned = not isinstance(model, nn.Module)
     learned = (
         None
         if isinstance(model, nn.Module) or ranks_at_hand() is not None or reference is None

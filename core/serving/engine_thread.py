@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from graftlm.core.errors import EngineError, GraftError, ModelError
-from graftlm.core.interpreter_exit import EXIT_WAIT_S, LOAD_WAIT_S, end_llvm, end_thread, keep_interrupt
+from graftlm.core.interpreter_exit import EXIT_WAIT_S, LOAD_WAIT_S, begin_exit, end_llvm, end_thread, keep_interrupt
 from graftlm.core.metrics import Stats
 from graftlm.core.request import EndListener
 from graftlm.core.serving.caller_waves import CallerWaves, WakeChain
@@ -450,6 +450,7 @@ def _abandon_load(one: EngineThread) -> None:
 @atexit.register
 def _end_all() -> None:
     """End all engines at exit: the process would abort if a thread were inside torch then."""
+    begin_exit()
     threads = list(_started)
     for thread in threads:
         thread.stop()

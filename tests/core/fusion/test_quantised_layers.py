@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -70,10 +71,25 @@ def test_greedy_float32_tokens_are_those_of_the_values() -> None:
     assert found == [greedy_reference(plain, encode(PROMPT[:n]), 24) for n in (1, 7, 19)]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kept", ["owned", "exit"])
+def test_weights_stay_packed_if_no_code_will_read_them(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = model_of(torch.float32)
+    loaded = load_model(model, EngineConfig(device="cpu"), byte_tokenizer())
+    assert not loaded.owned
+    if kept == "exit":
+        monkeypatch.setattr("graftlm.core.interpreter_exit._exit_began", begun := threading.Event())
+        begun.set()
+    else:
+        loaded.owned = True
+    loaded.close()
+    assert all(isinstance(m, PackedCodes) for m in model.modules() if isinstance(m, nn.Linear))
+    assert all("forward" not in vars(m) for m in model.modules() if not isinstance(m, PackedCodes | PackedRows))
+
+
 def test_a_closed_runtime_leaves_the_weights_as_they_were() -> None:
     model, plain = model_of(torch.float32)
     loaded = load_model(model, EngineConfig(device="cpu"), byte_tokenizer())
-    loaded.release()
+    loaded.close()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             torch.testing.assert_close(module.weight, plain.get_submodule(name).weight.detach())  # type: ignore[arg-type]
