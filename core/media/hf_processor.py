@@ -16,9 +16,9 @@ import numpy as np
 from graftlm.core.errors import ModelError
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.media.items import Kind, is_bytes, spread
-from graftlm.core.media.loading import import_pillow
 from graftlm.core.media.picture_options import PictureOptions
-from graftlm.core.media.uncopied import LARGE_PIXELS, without_copies
+from graftlm.core.media.pixels import LARGE_PIXELS, import_pillow
+from graftlm.core.media.uncopied import without_copies
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,6 +24,7 @@ import numpy as np
 
 from graftlm.core.errors import ConfigError, shortened
 from graftlm.core.media.limits import MediaLimits as MediaLimits
+from graftlm.core.media.pixels import as_rgb, import_pillow, narrowed, upright_rgb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,8 +42,8 @@ FORMATS: Mapping[str, str] = {
 _READ = ", ".join(FORMATS)
 _MOST_SEGMENTS = 4096  # of a JPEG's header, and stray bytes between them
 _MOST_SCANS = 64  # of a JPEG; progressive files have about ten, and each costs a pass over all pixels
-BAND_PIXELS = 1 << 18
-"""Pixels of a picture that are copied or converted at once."""
+_HELD_BYTES = 6
+"""Bytes for each of `max_image_pixels` that decoding a picture may hold. The decoded picture has four of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,8 @@ def load_image(source: Any, *, limits: MediaLimits | None = None, allow_urls: bo
     if isinstance(content, bytes):
         return decode_image(content, limits)
     try:
-        return LoadedImage(_to_rgb(content, limits), None, FORMATS["PNG"])
+        _check_size(*content.size, limits)
+        return LoadedImage(as_rgb(content), None, FORMATS["PNG"])
     except ConfigError:
         raise
     except Exception as error:
@@ -116,7 +118,9 @@ def decode_image(encoded: bytes, limits: MediaLimits | None = None) -> LoadedIma
     limits = limits or MediaLimits()
     check_bytes(len(encoded), "picture", limits.max_image_bytes, "max_image_bytes")
     name = _format_of(encoded, len(encoded))
-    _check_size(*_header_size(encoded, name), limits)
+    width, height = _header_size(encoded, name)
+    _check_size(width, height, limits)
+    _check_held(width * height * _held_bytes(encoded, name), f"{name} of {width}x{height}", limits)
     scans = encoded.count(b"\xff\xda") if name == "JPEG" else 0
     if scans > _MOST_SCANS:
         raise ConfigError(f"the picture is a JPEG of {scans} scans; the limit is {_MOST_SCANS}: save it again")
@@ -125,7 +129,7 @@ def decode_image(encoded: bytes, limits: MediaLimits | None = None) -> LoadedIma
         picture = pillow.open(io.BytesIO(encoded), formats=(name,))
         width, height = picture.size
         _check_size(width, height, limits)
-        return LoadedImage(_to_rgb(_upright(picture), limits), encoded, FORMATS[name])
+        return LoadedImage(upright_rgb(picture), encoded, FORMATS[name])
     except ConfigError:
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
@@ -307,7 +311,7 @@ def _header_size(encoded: bytes, name: str) -> tuple[int, int]:
         elif name == "WEBP":
             width, height = _webp_size(encoded)
         else:
-            width, height = _jpeg_size(encoded)
+            width, height = _jpeg_frame(encoded)[:2]
     except (struct.error, IndexError):
         raise ConfigError(
             f"the picture is a broken {name} of {len(encoded):,} bytes: its header is damaged; send the whole file"
@@ -339,21 +343,47 @@ def _webp_size(encoded: bytes) -> tuple[int, int]:
     return width & 0x3FFF, height & 0x3FFF
 
 
-def _jpeg_size(encoded: bytes) -> tuple[int, int]:
-    """Follow the segments to the frame header. Raises IndexError if there is none."""
+def _jpeg_frame(encoded: bytes) -> tuple[int, int, float]:
+    """Follow the segments to the frame header. Raises IndexError if there is none.
+
+    -> width, height, and coefficients a pixel that a decoder holds: none if it writes pixels as it reads
+    """
     at = 2
     for _ in range(_MOST_SEGMENTS):
         marker = encoded[at + 1]
         if encoded[at] != 0xFF or marker == 0xFF:  # bytes between segments
             at += 1
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack_from(">HH", encoded, at + 5)
-            return width, height
+            height, width, num_planes = struct.unpack_from(">HHB", encoded, at + 5)
+            planes = [divmod(encoded[at + 11 + 3 * i], 16) for i in range(num_planes)]
+            counts = [x * y for x, y in planes]
+            return width, height, sum(counts) / max([1, *counts]) if marker in _PROGRESSIVE else 0.0
         elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
             at += 2
         else:
             at += 2 + max(struct.unpack_from(">H", encoded, at + 2)[0], 2)
     raise IndexError(at)
+
+
+_PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
+
+
+def _held_bytes(encoded: bytes, name: str) -> float:
+    """Return the bytes a pixel that a decoder holds, with those of the decoded picture."""
+    if name == "JPEG":
+        return 4 + 2 * _jpeg_frame(encoded)[2]
+    return 16 if name == "WEBP" else 4  # two canvases and the frame of an animation, which it may be
+
+
+def _check_held(num_bytes: float, shown: str, limits: MediaLimits) -> None:
+    most = _HELD_BYTES * limits.max_image_pixels
+    if num_bytes > most:
+        kind = "progressive " if shown.startswith("JPEG") else ""
+        raise ConfigError(
+            f"the picture is a {kind}{shown}, which takes {num_bytes / 1e6:,.0f} MB to decode; the limit is "
+            f"{most / 1e6:,.0f} MB, {_HELD_BYTES} bytes for each of max_image_pixels: make it smaller, save it as PNG "
+            "or baseline JPEG, or raise max_image_pixels"
+        )
 
 
 def _check_size(width: int, height: int, limits: MediaLimits) -> None:
@@ -369,56 +399,9 @@ def _check_size(width: int, height: int, limits: MediaLimits) -> None:
 # -- pixels --------------------------------------------------------------------------------------------------------
 
 
-def import_pillow() -> Any:
-    """Return Pillow's module `PIL.Image`. Raises ConfigError if Pillow is not installed."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ConfigError("pictures are read with Pillow, which is not installed; pip install pillow") from error
-    return Image
-
-
 def _is_pillow(source: Any) -> bool:
     module = sys.modules.get("PIL.Image")  # an object of a module that was never imported does not exist
     return module is not None and isinstance(source, module.Image)
-
-
-def _upright(picture: Image) -> Image:
-    from PIL import ImageOps
-
-    ImageOps.exif_transpose(picture, in_place=True)
-    return picture
-
-
-def _to_rgb(picture: Image, limits: MediaLimits) -> Image:
-    """Return a picture of any mode as RGB, as transformers does; of 16 bits, the upper eight."""
-    _check_size(*picture.size, limits)
-    if picture.mode == "RGB":
-        picture.load()
-        return picture
-    if picture.mode.startswith("I"):
-        return _of_wide(picture)
-    if picture.mode in ("P", "RGBa", "La") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-    return picture.convert("RGB")
-
-
-def _of_wide(picture: Image) -> Image:
-    """Return a picture of 16 or 32 bits as RGB, made of some rows at a time."""
-    pillow = import_pillow()
-    extrema: Any = picture.getextrema()
-    wide = picture.mode != "I" or extrema[1] > 255
-    found: Image = pillow.new("RGB", picture.size)
-    step = max(1, BAND_PIXELS // picture.width)
-    for top in range(0, picture.height, step):
-        values = np.asarray(picture.crop((0, top, picture.width, min(top + step, picture.height))))
-        found.paste(pillow.fromarray(_narrowed(values) if wide else values.astype(np.uint8)).convert("RGB"), (0, top))
-    return found
-
-
-def _narrowed(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return 16-bit values as 8-bit values, rounded."""
-    return ((values.clip(0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
 def as_array(source: Any) -> NDArray[Any]:
@@ -460,7 +443,7 @@ def to_uint8(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     if pixels.dtype == np.uint8:
         return pixels
     if pixels.dtype == np.uint16:
-        return _narrowed(pixels)
+        return narrowed(pixels)
     most = 1 if pixels.dtype.kind == "f" else 255
     low, high = pixels.min(), pixels.max()
     if not (low >= 0 and high <= most):  # NaN is neither

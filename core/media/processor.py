@@ -24,7 +24,8 @@ from graftlm.core.media.grid_positions import GridPositions
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, MediaText, is_bytes, place
-from graftlm.core.media.loading import BAND_PIXELS, import_pillow, load_image, read_image, stated_pixels
+from graftlm.core.media.loading import load_image, read_image, stated_pixels
+from graftlm.core.media.pixels import BAND_PIXELS, LARGE_PIXELS, import_pillow
 from graftlm.core.media.video import load_video
 from graftlm.core.prompt_input import BothWays, Layout, PromptInput, Span
 
@@ -48,9 +49,6 @@ _LARGEST_SIDE = 4096
 _PIXELS_AT_ONCE = 1 << 26
 """Pixels of the pictures that are decoded and processed at a time: each needs 4 bytes meanwhile, and 13
 with torchvision. One always may."""
-
-_LARGE_PIXELS = 1 << 22
-"""Pixels of a picture whose memory is returned to the system at once."""
 
 
 def reads_pictures(config: Any) -> bool:
@@ -378,7 +376,7 @@ class _Room:
             with self._changed:
                 self._used -= pixels
                 self._changed.notify_all()
-            if pixels > _LARGE_PIXELS:
+            if pixels > LARGE_PIXELS:
                 trim_blocks()
 
 

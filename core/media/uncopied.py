@@ -13,10 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graftlm.core.media.loading import import_pillow
-
-LARGE_PIXELS = 1 << 22
-"""Pixels of a picture that is worth it."""
+from graftlm.core.media.pixels import import_pillow
 
 
 def without_copies(image_processor: Any) -> Any:

@@ -16,12 +16,12 @@ from graftlm.core.media.loading import (
     MediaLimits,
     as_array,
     check_bytes,
-    import_pillow,
     load_image,
     media_type,
     read_source,
     to_uint8,
 )
+from graftlm.core.media.pixels import import_pillow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -171,7 +171,7 @@ def _batches_agree(loaded: LoadedModel, reference: PictureReference) -> bool:
 
 
 def _picture(seed: int, size: tuple[int, int]) -> ImagePart:
-    from graftlm.core.media.loading import import_pillow
+    from graftlm.core.media.pixels import import_pillow
 
     pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), np.uint8)
     return ImagePart(import_pillow().fromarray(pixels))
