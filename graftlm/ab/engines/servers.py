@@ -112,11 +112,9 @@ class Server:
     def reset(self) -> bool:
         """Empty the prefix cache; False if the server has no request for that."""
         for path in self._resets:
-            request = urllib.request.Request(self._root + path, b"", method="POST")
-            with suppress(OSError), urllib.request.urlopen(request, timeout=60) as answer:
-                if answer.status < 300:
-                    self._resets = (path,)
-                    return True
+            if _succeeds(urllib.request.Request(self._root + path, b"", method="POST"), timeout_s=60):
+                self._resets = (path,)
+                return True
         self._resets = ()
         return False
 
@@ -143,12 +141,22 @@ class Server:
             if end := self.end:
                 self.close()
                 raise EngineError(end)
-            with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(self._root + HEALTH) as done:
-                if done.status == 200:
-                    return
+            if _succeeds(urllib.request.Request(self._root + HEALTH), timeout_s=max(deadline - time.monotonic(), 0.1)):
+                return
             time.sleep(0.2)
         self.close()
         raise EngineError(f"the server of {self.name} did not answer {self._root}{HEALTH} within {READY_S:.0f} s")
+
+
+def _succeeds(request: urllib.request.Request, timeout_s: float) -> bool:
+    """Return True if a server answers a request within `timeout_s` seconds and with success."""
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return bool(answer.status < 300)
+    except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
+        return False
 
 
 def last_words(log: Any) -> str:
