@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+_ROW = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE = re.compile(r"`[^`]+`")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^):#]+)(?:#[^)]*)?\)")
 
 
@@ -23,7 +25,11 @@ def on_startup(**_: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page with `text (path)` in place of links to files that the site does not have."""
+    """Return the page in the site's dialect of Markdown.
+
+    Links to files that the site does not have become `text (path)`. Code in tables has its pipes without a backslash,
+    which GitHub needs and Python-Markdown shows.
+    """
     folder = posixpath.dirname(page.file.src_uri)
 
     def shown(link: re.Match[str]) -> str:
@@ -31,7 +37,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         is_outside = target.startswith(("../", "notebooks/"))
         return f"{link[1]} (`{target.removeprefix('../')}`)" if is_outside else link[0]
 
-    return _LINK.sub(shown, markdown)
+    return _ROW.sub(lambda row: _CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0]), _LINK.sub(shown, markdown))
 
 
 def _is_source(name: str) -> bool:
