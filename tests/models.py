@@ -56,7 +56,7 @@ _WITH_EXPERTS = {
     "minimax",
     "jamba",
 }
-_WITH_LATENTS = {"glm4_moe_lite", "youtu", "longcat_flash", "kimi_linear"}
+_WITH_LATENTS = {"glm4_moe_lite", "youtu", "longcat_flash", "kimi_linear", "bailing_hybrid"}
 _WITH_WINDOW = {
     "mistral",
     "gemma2",
@@ -102,7 +102,22 @@ _OWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "mlp_layer_types": ["dense", "sparse"],
     },
+    "bailing_hybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_key_value_heads": 4,
+        "linear_num_heads": 4,
+        "linear_head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "num_expert_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "head_dim": 8,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], **_LINEAR_ATTENTION},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "smollm3": {"use_sliding_window": True},
     "deepseek_v3": {"head_dim": 8},

@@ -1,7 +1,9 @@
-"""Linear attention by the gated delta rule: GatedDeltaNet (Qwen3-Next, Qwen3.5), and KimiDelta (Kimi Linear)."""
+"""Linear attention by the gated delta rule: GatedDeltaNet (Qwen3-Next, Qwen3.5, OLMo hybrid), and KimiDelta (Kimi
+Linear, Ling)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -39,7 +41,7 @@ class Projected(NamedTuple):
 class GatedDeltaNet:
     """A gated delta net: projections, causal convolution of q, k and v, gated delta rule, gated norm, projection.
 
-    Two ways of projecting: Qwen3-Next's two packed projections, grouped by key head, and Qwen3.5's four.
+    Three ways of projecting: Qwen3-Next's two packed projections, grouped by key head, Qwen3.5's four, and six (OLMo).
 
     columns  int64 [num_channels]: where a packed projection has q, k and v
     """
@@ -54,9 +56,15 @@ class GatedDeltaNet:
         elif all(hasattr(module, f"in_proj_{name}") for name in ("qkv", "z", "b", "a")):
             self._project = self._project_apart
             self.columns = None
+        elif all(hasattr(module, f"{name}_proj") for name in "qkvgba"):
+            self._project = self._project_singly
+            self.columns = None
         else:
             raise UnknownVariant("its projections have other names")
-        weight, eps = getattr(module_.norm, "weight", None), getattr(module_.norm, "variance_epsilon", None)
+        self._norm_module: Any = module_.norm if hasattr(module, "norm") else module_.o_norm
+        self._last: Any = module_.out_proj if hasattr(module, "out_proj") else module_.o_proj
+        self._max_beta = 2.0 if getattr(module, "allow_neg_eigval", False) else 1.0
+        weight, eps = (getattr(self._norm_module, name, None) for name in ("weight", "variance_epsilon"))
         self._norm: tuple[torch.Tensor, float] | None = None  # weight and epsilon, for the kernel of decode rows
         if isinstance(weight, torch.Tensor) and isinstance(eps, float):
             self._norm = weight.detach(), eps
@@ -75,7 +83,7 @@ class GatedDeltaNet:
         if first < len(x):
             run = self._prefill if self._has_prefill(x) else self._by_definition
             parts.append(run(projected.part(first, None), states, step))
-        result: torch.Tensor = self.module.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+        result: torch.Tensor = self._last(parts[0] if len(parts) == 1 else torch.cat(parts))
         return result
 
     def _decode(self, projected: Projected, states: tuple[torch.Tensor, ...], slots: torch.Tensor) -> torch.Tensor:
@@ -109,7 +117,8 @@ class GatedDeltaNet:
         from graftlm.kernels.gpu.recurrent_decode import DeltaWeights
 
         assert self._norm is not None
-        return DeltaWeights(self.module.num_k_heads, self.module.A_log, self.module.dt_bias, *self._norm)
+        module = self.module
+        return DeltaWeights(module.num_k_heads, module.A_log, module.dt_bias, *self._norm, max_beta=self._max_beta)
 
     def _by_definition(self, projected: Projected, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """Run the convolution, the delta rule and the gated norm in torch. -> [num_tokens, num_heads * v_dim]"""
@@ -119,7 +128,7 @@ class GatedDeltaNet:
             mixed = mixed.index_select(1, self.columns)
         mixed = causal_convolution(mixed, cached, step, conv_weight(conv), conv.bias, silu=True)
         out = delta_rule(self._inputs(mixed, b, a), recurrent, step)
-        normed: torch.Tensor = module.norm(out.flatten(0, 1), z.reshape(-1, module.head_v_dim))
+        normed: torch.Tensor = self._norm_module(out.flatten(0, 1), z.reshape(-1, module.head_v_dim))
         return normed.view(len(mixed), -1)
 
     def _inputs(self, mixed: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> DeltaInputs:
@@ -132,7 +141,7 @@ class GatedDeltaNet:
             k.unflatten(1, (-1, module.head_k_dim)),
             v.unflatten(1, (-1, module.head_v_dim)),
             decay.float(),
-            b.flatten(1).sigmoid().float(),
+            b.flatten(1).sigmoid().float() * self._max_beta,
         )
 
     def _project_packed(self, x: torch.Tensor) -> Projected:
@@ -155,6 +164,12 @@ class GatedDeltaNet:
         gates = module.in_proj_z(x), module.in_proj_b(x), module.in_proj_a(x)
         return Projected(mixed, *(gate.unflatten(1, (module.num_k_heads, -1)) for gate in gates))
 
+    def _project_singly(self, x: torch.Tensor) -> Projected:
+        module = self.module
+        mixed = torch.cat([module.q_proj(x), module.k_proj(x), module.v_proj(x)], -1)
+        gates = module.g_proj(x), module.b_proj(x), module.a_proj(x)
+        return Projected(mixed, *(gate.unflatten(1, (module.num_k_heads, -1)) for gate in gates))
+
 
 class KimiDelta:
     """Kimi delta attention: projections, causal convolution of q, k and v, delta rule, gated norm, projection.
@@ -170,7 +185,7 @@ class KimiDelta:
         recurrent = StateShape((heads, dim, dim), torch.float32)
         self.shapes: tuple[StateShape, ...] = (conv_shape(module_.conv1d), recurrent)
         self.token_bytes = conv_bytes(module_.conv1d) + rule_bytes(heads, dim, dim, by_channel=True)
-        self._has_kernel = type(module_.forget_gate).__name__ in _SOFTPLUS_GATES
+        self._bound = _BOUNDS.get(type(module_.forget_gate).__name__)
 
     def forward(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """As StateLayer.forward."""
@@ -178,8 +193,8 @@ class KimiDelta:
         conv, heads = module.conv1d, (-1, module.head_dim)
         mixed = torch.cat([module.q_proj(x), module.k_proj(x), module.v_proj(x)], -1)
         mixed = causal_convolution(mixed, cached, step, conv_weight(conv), conv.bias, silu=True)
-        beta, gate = module.b_proj(x), module.g_b_proj(module.g_a_proj(x)).unflatten(1, heads)
-        first = step.num_decode if self._has_kernel and triton_problem(x.device) is None else 0
+        beta, gate = module.b_proj(x), _projected(module, "g", x).unflatten(1, heads)
+        first = step.num_decode if self._bound is not None and triton_problem(x.device) is None else 0
         parts = []
         if first:
             parts.append(self._decode(x[:first], mixed[:first], beta[:first], gate[:first], recurrent, step.slots))
@@ -204,14 +219,28 @@ class KimiDelta:
         """Run one token of each row by kernels. -> [num_rows, num_heads * head_dim]"""
         from graftlm.kernels.gpu.recurrent_decode import DeltaWeights, gated_delta
 
-        module, forget = self.module, self.module.forget_gate
-        norm = module.o_norm
+        module, forget, norm = self.module, self.module.forget_gate, self.module.o_norm
+        assert self._bound is not None
         weights = DeltaWeights(
-            module.num_heads, forget.A_log.view(-1), forget.dt_bias, norm.weight, norm.variance_epsilon, sigmoid=True
-        )
-        decays = forget.f_b_proj(forget.f_a_proj(x)).unflatten(1, (-1, module.head_dim))
+            module.num_heads, forget.A_log.view(-1), forget.dt_bias, norm.weight, norm.variance_epsilon,
+            sigmoid=True, bound=self._bound(forget),
+        )  # fmt: skip
+        decays = _projected(forget, "f", x).unflatten(1, (-1, module.head_dim))
         return gated_delta(weights, mixed, (beta[..., None], decays, gate), recurrent, slots, EPSILON)
 
 
-_SOFTPLUS_GATES = frozenset({"KimiLinearForgetGate"})
-"""Forget gates, by class, whose decay is -exp(A_log) softplus(projection + dt_bias) without a bound."""
+def _projected(module: Any, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Project x by the linear layer of this name, or by the two of a low rank."""
+    if hasattr(module, f"{name}_proj"):
+        whole: torch.Tensor = getattr(module, f"{name}_proj")(x)
+        return whole
+    low: torch.Tensor = getattr(module, f"{name}_a_proj")(x)
+    out: torch.Tensor = getattr(module, f"{name}_b_proj")(low)
+    return out
+
+
+_BOUNDS: dict[str, Callable[[Any], float | None]] = {
+    "KimiLinearForgetGate": lambda gate: None,
+    "BailingHybridForgetGate": lambda gate: gate.lower_bound if gate.safe_gate else None,
+}
+"""Forget gate, by class, whose decays the kernel computes -> their bound."""

@@ -21,13 +21,16 @@ FAMILIES: dict[str, Callable[[nn.Module], StateLayer]] = {
     "Qwen3NextGatedDeltaNet": GatedDeltaNet,
     "Qwen3_5GatedDeltaNet": GatedDeltaNet,
     "Qwen3_5MoeGatedDeltaNet": GatedDeltaNet,
+    "OlmoHybridGatedDeltaNet": GatedDeltaNet,
     "Lfm2ShortConv": ShortConvolution,
     "Lfm2MoeShortConv": ShortConvolution,
+    "Lfm3ShortConv": ShortConvolution,
     "BambaMixer": Mamba2,
     "GraniteMoeHybridMambaLayer": Mamba2,
     "NemotronHMamba2Mixer": Mamba2,
     "FalconH1Mixer": Mamba2,
     "KimiLinearDeltaAttention": KimiDelta,
+    "BailingHybridDeltaAttention": KimiDelta,
 }
 """The kind of each class of transformers that has a state."""
 

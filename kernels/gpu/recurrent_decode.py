@@ -79,6 +79,8 @@ class DeltaWeights(NamedTuple):
     a_log, dt_bias  [num_heads]; dt_bias [num_heads * k_dim] where each channel of a key decays by itself (Kimi)
     norm_weight    [v_dim], of the gated norm, with `eps`
     sigmoid        whether the gate of the norm is a sigmoid, and nothing is rounded between (Kimi); else SiLU
+    max_beta       beta is from 0 to this
+    bound          the least log of a decay, reached by a sigmoid; None: softplus without a bound
     """
 
     num_k_heads: int
@@ -87,14 +89,16 @@ class DeltaWeights(NamedTuple):
     norm_weight: torch.Tensor
     eps: float
     sigmoid: bool = False
+    max_beta: float = 1.0
+    bound: float | None = None
 
 
 @triton.jit
 def _delta(
     mixed, a, b, a_log, dt_bias, states, slots, read_out,
-    mixed_row, a_row, a_head, b_row, b_head, slot_stride, scale, epsilon,
+    mixed_row, a_row, a_head, b_row, b_head, slot_stride, scale, epsilon, max_beta, bound,
     HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    K_PAD: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
+    K_PAD: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head, block of values): reads and writes its part of the head's state once.
 
@@ -122,9 +126,13 @@ def _delta(
     else:
         step = tl.load(a + row * a_row + group * a_head + member).to(tl.float32)
         step += tl.load(dt_bias + head).to(tl.float32)
-    step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
-    decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * step)
-    beta = 1.0 / (1.0 + tl.exp(-tl.load(b + row * b_row + group * b_head + member).to(tl.float32)))
+    rate = tl.exp(tl.load(a_log + head).to(tl.float32))
+    if BOUND:
+        decay = tl.exp(bound / (1.0 + tl.exp(-rate * step)))
+    else:
+        step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
+        decay = tl.exp(-rate * step)
+    beta = max_beta / (1.0 + tl.exp(-tl.load(b + row * b_row + group * b_head + member).to(tl.float32)))
 
     if CHANNELS:
         decay = decay[:, None]
@@ -185,8 +193,10 @@ def gated_delta(
     _delta[(len(mixed), heads, triton.cdiv(v_dim, VALUES))](
         mixed, a, b, weights.a_log, weights.dt_bias, states, slots, read,
         mixed.stride(0), a.stride(0), a.stride(1), b.stride(0), b.stride(1), states.stride(0), k_dim**-0.5, epsilon,
+        weights.max_beta, weights.bound or 0.0,
         HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim,
-        K_PAD=triton.next_power_of_2(k_dim), BLOCK=VALUES, CHANNELS=weights.dt_bias.numel() > heads, num_warps=4,
+        K_PAD=triton.next_power_of_2(k_dim), BLOCK=VALUES, CHANNELS=weights.dt_bias.numel() > heads,
+        BOUND=weights.bound is not None, num_warps=4,
     )  # fmt: skip
     return gated_norm(weights, read, z)
 

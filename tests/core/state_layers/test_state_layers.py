@@ -36,6 +36,8 @@ KINDS = [
     "falcon_h1",
     "kimi_linear",
 ]
+ALIKE = ["lfm3", "olmo_hybrid", "bailing_hybrid"]
+"""Kinds whose layers with a state are those of another kind but for their projections and gates."""
 NUM_TOKENS = 8
 SHARED = random_prompt(90, seed=1)
 PROMPTS = [SHARED + random_prompt(length, seed=length) for length in (3, 20, 31)] + [random_prompt(9, seed=9)]
@@ -84,6 +86,7 @@ def no_warnings() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("kind", [*KINDS, *ALIKE])
 def test_tokens_alone_in_a_batch_and_cached_are_those_of_generate(
     model: PreTrainedModel, expected: list[list[int]]
 ) -> None:

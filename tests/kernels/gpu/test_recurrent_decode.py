@@ -58,17 +58,18 @@ def test_the_gated_delta_rule_of_one_token(k_dim: int, v_dim: int) -> None:
     torch.testing.assert_close(states, expected_states, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dim", "heads"), [(16, 4), (40, 2)])
-def test_the_delta_rule_of_one_token_with_decays_by_channel(dim: int, heads: int) -> None:
+@pytest.mark.parametrize(("dim", "heads", "bound"), [(16, 4, None), (40, 2, -5.0)])
+def test_the_delta_rule_of_one_token_with_decays_by_channel(dim: int, heads: int, bound: float | None) -> None:
     rows = 3
     mixed, states = random(rows, 3 * heads * dim), random(6, heads, dim, dim)
     beta, a, z = random(rows, heads), 8 * random(rows, heads, dim), random(rows, heads, dim)
-    weights = DeltaWeights(heads, random(heads), random(heads * dim), random(dim), 1e-6, sigmoid=True)
+    weights = DeltaWeights(heads, random(heads), random(heads * dim), random(dim), 1e-6, True, 2.0, bound)
     slots = torch.tensor([5, 2, 3]).to(mixed.device)
     q, k, v = (part.unflatten(1, (-1, dim)) for part in mixed.split([heads * dim] * 3, -1))
-    decay = -weights.a_log.exp()[:, None] * F.softplus(a + weights.dt_bias.view(heads, dim))
+    rate, a_biased = weights.a_log.exp()[:, None], a + weights.dt_bias.view(heads, dim)
+    decay = -rate * F.softplus(a_biased) if bound is None else bound * (rate * a_biased).sigmoid()
     expected_states = states.clone()
-    out = delta_rule(DeltaInputs(q, k, v, decay, beta.sigmoid()), expected_states, StateStep(rows, slots))
+    out = delta_rule(DeltaInputs(q, k, v, decay, 2 * beta.sigmoid()), expected_states, StateStep(rows, slots))
     normed = out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + weights.eps) * weights.norm_weight
     found = gated_delta(weights, mixed, (beta[..., None], a, z), states, slots, EPSILON)
     torch.testing.assert_close(found, (normed * z.sigmoid()).flatten(1), rtol=1e-4, atol=1e-4)
