@@ -256,9 +256,10 @@ def tiled(
     if outputs is not None:
         codes, numbers = codes[outputs], numbers[:, outputs]
     at_once = max(_AT_ONCE // k // OUTPUTS, 1) * OUTPUTS
-    lines = torch.cat([arranged(some, weight.bits) for some in codes.split(at_once)])
     per_output = weight.group == k and kind == "scale"
     groups = 0 if per_output else max(INPUTS // weight.group, 1)
+    twos = in_twos(weight.table, groups)
+    lines = torch.cat([arranged(some, weight.bits, twos) for some in codes.split(at_once)])
     if per_output:
         scales = torch.nn.functional.pad(numbers[0, :, 0], (0, -n % OUTPUTS))
     else:
@@ -306,8 +307,16 @@ def in_eights(x: torch.Tensor) -> torch.Tensor:
     return x.view(2, n // 8, 8, k).transpose(0, 1).reshape(2 * n, k)
 
 
-def arranged(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return codes uint8 [n, k * bits / 8] of neighbouring inputs in tiles. -> int32 [tiles * lines, 32]"""
+def in_twos(table: Table | None, groups: int) -> bool:
+    """Return True if words are `interleaved`: codes in E2M1 of whose box a thread has two words or more."""
+    return table == "e2m1" and groups <= 4
+
+
+def arranged(codes: torch.Tensor, bits: int, twos: bool = False) -> torch.Tensor:
+    """Return codes uint8 [n, k * bits / 8] of neighbouring inputs in tiles, each two words `interleaved` or not.
+
+    -> int32 [tiles * lines, 32]
+    """
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
     n, k = codes.shape
@@ -321,7 +330,26 @@ def arranged(codes: torch.Tensor, bits: int) -> torch.Tensor:
         return codes.reshape(-1, 128).contiguous().view(torch.int32)
     # nibbles of a word from the lowest: outputs m and m + 8 of inputs j, of j + 8; then likewise of j + 1 and j + 9
     codes = codes.permute(outputs, inputs, box, *line, *word, half, by_8, eight).reshape(-1, 2)
-    return (codes[:, 0] | codes[:, 1] << 4).view(-1, 128).view(torch.int32)
+    words = (codes[:, 0] | codes[:, 1] << 4).view(-1, 128).view(torch.int32)
+    return interleaved(words) if twos else words
+
+
+def interleaved(words: torch.Tensor) -> torch.Tensor:
+    """Return words of codes in E2M1, each two with their bits where an `and` leaves a pair in bfloat16's places.
+
+    A pair are two codes 16 bits apart, signs in bits 15, the others in 8 to 6, rotated right: those of a word by 0, 6
+    and 10. The fourth pairs share the bits that are left, that of the first word rotated by 2, the other's by 12, and
+    then, in the second word, by 2 more.
+    """
+    pairs = words.view(-1, 2, 1) >> torch.arange(0, 16, 4, device=words.device, dtype=torch.int32)
+    pairs = (pairs & 0x80008) << 12 | (pairs & 0x70007) << 6
+    turns = torch.tensor([[0, 6, 10, 2], [0, 6, 10, 12]], dtype=torch.int32, device=words.device)
+    above = (pairs >> turns) & ~(-1 << 32 - turns.clamp(min=1))
+    pairs = torch.where(turns == 0, pairs, above | pairs << 32 - turns.clamp(min=1))
+    shared = pairs[:, 0, 3] | pairs[:, 1, 3]
+    own = pairs[:, :, 0] | pairs[:, :, 1] | pairs[:, :, 2]
+    rest = torch.stack([shared & 0x0C180C18, (shared & ~0x0C180C18) >> 2 & 0x3FFFFFFF], 1)
+    return (own | rest).view(words.shape)
 
 
 def numbers_by_tile(numbers: torch.Tensor, group: int, k: int) -> torch.Tensor:

@@ -49,8 +49,17 @@ def _widen(
         line += (i >> 6) * 32 + lower * 16
         shift = (1 - eight) * 8 + half * 16
     first = (block * tiles + tile).to(tl.int64)
-    found = tl.load(codes + first * (8 * BITS * 32) + (line * 32 + word))
-    value = (found >> shift) & ((1 << BITS) - 1)
+    place = codes + first * (8 * BITS * 32) + line * 32
+    if TABLE == "e2m1" and GROUPS <= 4:  # as `interleaved` has it
+        one, other = tl.load(place + word // 2 * 2), tl.load(place + word // 2 * 2 + 1)
+        pair, second = lower * 2 + eight, word & 1
+        turn = tl.where(pair == 3, 2 + 10 * second, (0xA60 >> pair * 4) & 15)
+        both = (one & 0x0C180C18) | ((other << 2) & ~0x0C180C18)
+        found = tl.where(pair == 3, both, tl.where(second == 1, other, one)).to(tl.uint32, bitcast=True).to(tl.uint64)
+        found = (found << turn | found >> (32 - turn)) >> (half * 16)
+        value = ((found >> 12) & 8 | (found >> 6) & 7).to(tl.int32)
+    else:
+        value = (tl.load(place + word) >> shift) & ((1 << BITS) - 1)
     if RAW:
         value = value.to(tl.uint8)
     else:
