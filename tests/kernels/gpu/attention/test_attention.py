@@ -19,7 +19,7 @@ from graftlm.kernels.gpu.attention.decode import (
     tile_of,
     whole_tile,
 )
-from graftlm.kernels.gpu.attention.extend import ExtendRows, extend_attention
+from graftlm.kernels.gpu.attention.extend import ExtendRows, ExtendTile, extend_attention
 from graftlm.kernels.gpu.attention.one_order import one_order_attention
 from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
 from graftlm.kernels.wire_plan import Extent, Row, WirePlan
@@ -191,6 +191,17 @@ def test_extend_equals_its_definition(shape, dtype, variant) -> None:
         expected = reference(q[here], *case.kv(i), positions, scale=scale, sinks=sinks, **options)
         assert error(out[here], expected) < TOLERANCE[dtype]
         begin += num
+
+
+def test_parts_of_a_head_are_those_of_the_whole() -> None:
+    case, new = Case([5, 70], 4, 2, 64, 48, torch.float32), [5, 30]
+    q = case.queries(sum(new))
+    step = ExtendRows(case.table, case.rows, case.ints(case.lens), case.ints([0, 5, 35]), max(new))
+    whole, parts = (
+        extend_attention(q, case.k, case.v, step, AttentionParams(0.1), tile=ExtendTile(16, 16, 4, 1, parts))
+        for parts in (1, 3)
+    )
+    torch.testing.assert_close(parts, whole)
 
 
 @pytest.mark.parametrize("window", [None, 7, 40])
