@@ -84,7 +84,8 @@ class ModuleMlp:
 class LayerRouter:
     """The router of Gemma 4's experts in three kernels: of a normed input, with a factor for each expert.
 
-    factors  [num_experts], of the weights
+    factors  [num_experts], of the weights; read in the kernel, since torch would stop at indices of kernels that are
+             compiled and not yet run
     """
 
     norm: Norm
@@ -106,8 +107,7 @@ class LayerRouter:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Route x [num_tokens, hidden_size]. -> experts, weights [num_tokens, top_k]"""
-        experts, weights = route(norm_rows(x, self.norm), self.rule, strict=self.strict)
-        return experts, weights * self.factors[experts]
+        return route(norm_rows(x, self.norm), self.rule, strict=self.strict, factors=self.factors)
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,11 @@ def layer_mlps(parts: Parts) -> list[MakeMlp]:
 def _beside_experts(make: MakeMlp, extras: LayerExtras, own_router: bool, choose: Choose) -> LayerMlp:
     dense = make(choose)
     assert isinstance(dense, DenseMlp)
-    router = None if own_router else LayerRouter.of(extras.experts[0], strict=dense.down.strict)
-    return MlpBesideExperts(dense, extras, router)
+    router, experts = extras.experts
+    # torch's experts would index by routes of kernels that are compiled and not yet run
+    own_router = own_router or "forward" not in vars(experts)
+    found = None if own_router else LayerRouter.of(router, strict=dense.down.strict)
+    return MlpBesideExperts(dense, extras, found)
 
 
 def _before_input(make: MakeMlp, extras: LayerExtras, choose: Choose) -> LayerMlp:

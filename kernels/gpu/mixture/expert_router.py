@@ -55,10 +55,10 @@ def _best_groups(choice, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _route(
-    parts, bias, correction, experts, weights, num_rows, num_experts, eps, factor,
+    parts, bias, correction, factors, experts, weights, num_rows, num_experts, eps, factor,
     E: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, ROUND: tl.constexpr,
     SCORE: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr,
-    AFTER: tl.constexpr, RENORMALIZE: tl.constexpr, PDL: tl.constexpr,
+    AFTER: tl.constexpr, RENORMALIZE: tl.constexpr, FACTORS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row)."""
     launch_dependents(PDL)
@@ -100,6 +100,8 @@ def _route(
         value = 1.0 / (1.0 + tl.exp(-value))
     if RENORMALIZE:
         value = value / (tl.sum(tl.where(k_ok, value, 0.0), 0) + eps)
+    if FACTORS:
+        value *= tl.load(factors + chosen, mask=k_ok, other=0.0).to(tl.float32)
     tl.store(experts + row * K + rank, chosen, mask=k_ok)
     tl.store(weights + row * K + rank, value * factor, mask=k_ok)
 
@@ -107,11 +109,14 @@ def _route(
 _ROUND = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-def route(x: torch.Tensor, router: Router, *, strict: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    x: torch.Tensor, router: Router, *, strict: bool = False, factors: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the experts of each token.
 
-    x       [num_tokens, hidden_size], last dimension dense
-    strict  sum in one order for every number of tokens
+    x        [num_tokens, hidden_size], last dimension dense
+    strict   sum in one order for every number of tokens
+    factors  [num_experts], of the weights
     -> experts int32 [num_tokens, top_k], the best first, ties by index; weights float32 [num_tokens, top_k]
     """
     num_rows, k = x.shape
@@ -130,12 +135,13 @@ def route(x: torch.Tensor, router: Router, *, strict: bool = False) -> tuple[tor
     experts = torch.empty(num_rows, router.top_k, dtype=torch.int32, device=x.device)
     weights = torch.empty(num_rows, router.top_k, dtype=torch.float32, device=x.device)
     _route[(num_rows,)](
-        parts, router.bias if router.bias is not None else x, correction, experts, weights,
-        num_rows, num_experts, router.eps, router.scale,
+        parts, router.bias if router.bias is not None else x, correction, factors if factors is not None else x,
+        experts, weights, num_rows, num_experts, router.eps, router.scale,
         E=padded, K=router.top_k, K_PAD=triton.next_power_of_2(router.top_k), PARTS=splits,
         BIAS=router.bias is not None, ROUND=_ROUND[router.logits_dtype], SCORE=router.score,
         CORRECTED=router.correction is not None,
         GROUPS=router.num_groups, TOP_GROUPS=router.top_groups, TWO=router.group_score == "two", AFTER=router.after,
-        RENORMALIZE=router.renormalize, num_warps=1 if padded <= 256 else 4, **pdl_options(x),
+        RENORMALIZE=router.renormalize, FACTORS=factors is not None, num_warps=1 if padded <= 256 else 4,
+        **pdl_options(x),
     )  # fmt: skip
     return experts, weights
