@@ -26,7 +26,8 @@ def _sort_pairs(
 ):  # fmt: skip
     """Program e stores the pairs of expert e after those of all earlier experts, in their original order.
 
-    With K above 0 it also gathers their tokens into its blocks, K numbers at once.
+    With K above 0 it also gathers their tokens into its blocks, K numbers at once. Rows of a block without a pair are
+    not written.
     """
     launch_and_wait(PDL)
     mine = tl.program_id(0)
@@ -66,10 +67,11 @@ def _sort_pairs(
         m, kk = tl.arange(0, BLOCK), tl.arange(0, K)
         for b in range(0, (count + BLOCK - 1) // BLOCK):
             at = begin + b * BLOCK + m
-            token = tl.load(pairs + at, mask=at < begin + count, other=0) // top_k
+            there = at < begin + count
+            token = tl.load(pairs + at, mask=there, other=0) // top_k
             row = ((block + b) * BLOCK + m).to(tl.int64)
             for first in range(0, k_total, K):
-                ok = (first + kk < k_total)[None, :]
+                ok = there[:, None] & (first + kk < k_total)[None, :]
                 found = tl.load(x + token.to(tl.int64)[:, None] * x_row + first + kk[None, :], mask=ok, other=0.0)
                 tl.store(laid + row[:, None] * k_total + first + kk[None, :], found, mask=ok)
 
@@ -84,7 +86,8 @@ class ExpertBlocks:
     block_end     int32 [max_blocks], the end of its expert's pairs, which may be in a later block
     used          int32 [1]: the number of used blocks
     block         the largest number of pairs of a block
-    laid          [max_blocks * block, n]: the tokens of each block, gathered; None without `lay_out`
+    laid          [max_blocks * block, n]: the tokens of each block, gathered, undefined beyond its pairs; None without
+                  `lay_out`
     """
 
     pairs: torch.Tensor
@@ -114,7 +117,7 @@ class ExpertBlocks:
         chunk = max(16, min(_CHUNK, triton.next_power_of_2(num_pairs)))
         _sort_pairs[(num_experts,)](
             experts, pairs, expert, start, end, used, x, x if laid is None else laid, num_pairs, limit, num_experts,
-            experts.shape[1], x.shape[1], x.stride(0), K=0 if laid is None else 512,
+            experts.shape[1], x.shape[1], x.stride(0), K=0 if laid is None else 1024,
             E=triton.next_power_of_2(num_experts), CHUNK=chunk, BLOCK=block, num_warps=4 if chunk <= 1024 else 8,
             **pdl_options(experts),
         )  # fmt: skip
