@@ -29,6 +29,8 @@ _ROOTS = {
     "graftlm": "native",
 }
 FRAMEWORKS = tuple(sorted(set(_ROOTS.values())))
+PLAIN = "ab-hf"
+"""The engine plugin that runs transformers behind GraftLM's runtime."""
 _PIP_NAMES = {
     "fastapi": "'transformers[serving]'",
     "llama_cpp": "'llama-cpp-python[server]'",
@@ -116,7 +118,7 @@ def named_engines(framework: str | None, max_tokens: int) -> Mapping[str, Constr
         return {}
     build = _BUILDERS[framework]
     known: dict[str, Constructor] = {
-        "hf": lambda model: build("hf", max_tokens, model),
+        "hf": partial(_transformers, build, max_tokens),
         "graftlm": lambda model: build("graftlm", max_tokens, model=model),
         "openai": partial(_connect, partial(build, "openai", max_tokens)),
         **{name: partial(_serve, partial(build, "openai", max_tokens), name) for name in SERVERS},
@@ -128,6 +130,23 @@ def named_engines(framework: str | None, max_tokens: int) -> Mapping[str, Constr
         if name not in (taken if framework == "native" else taken | known.keys()):
             known[name] = partial(_of_plugin, build, name, max_tokens)
     return known
+
+
+def _transformers(build: Constructor, max_tokens: int, model: str) -> Any:
+    """Build the stock class; for a model that reads pictures, GraftLM's class over transformers' `generate`.
+
+    The stock classes read text only, and most cannot load such a model.
+    """
+    if build is not _native and _reads_pictures(model):
+        return build("graftlm", max_tokens, runtime=_native("hf", max_tokens, model))
+    return build("hf", max_tokens, model)
+
+
+def _reads_pictures(model: str) -> bool:
+    with suppress(Exception):  # the stock class says what is wrong
+        config = load("transformers").AutoConfig.from_pretrained(model)
+        return bool(load("graftlm.core.media.processor").reads_pictures(config))
+    return False
 
 
 def _connect(client: Constructor, model: str, url: str) -> Any:
@@ -220,9 +239,9 @@ def _native(kind: str, max_tokens: int, *model: str, **where: Any) -> Any:
         name, url = model
         return runtime(name, base_url=url, api_key=_key())
     plugin = load("graftlm.ab.engines.plain_engine")
-    if "ab-hf" not in load_plugins().engines:
+    if PLAIN not in load_plugins().engines:
         load_plugins().add("graftlm-ab", plugin)
-    return runtime(*model, engine="ab-hf")
+    return runtime(*model, engine=PLAIN)
 
 
 _BUILDERS: Mapping[str, Constructor] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from graftlm.ab.engines.frameworks import PLAIN
 from graftlm.core.errors import EngineError
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.request import Chunk, Completion, FinishReason, Submission, TokenLogprob, Usage
@@ -246,4 +247,4 @@ build_plain.takes_media = True  # type: ignore[attr-defined]
 @hookimpl
 def graftlm_register_engines(register: Register) -> None:
     """Offer the engine on which `graftlm ab` runs GraftLM's own programs with transformers."""
-    register("ab-hf", build_plain)
+    register(PLAIN, build_plain)

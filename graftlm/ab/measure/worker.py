@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from graftlm.ab.engines.frameworks import import_packages, remedy
+from graftlm.ab.engines.frameworks import PLAIN, import_packages, remedy
 from graftlm.ab.engines.servers import Server
 from graftlm.ab.measure.answers import as_json, as_text
 from graftlm.ab.measure.failures import LoggedErrors, told
@@ -92,6 +92,11 @@ class Worker:
             f"The prefix cache of {name} cannot be emptied: it may know prompts from earlier rounds."
             for name in self._meter.start()
         ]
+        if self._pipeline.framework != "native" and any(r.config.engine == PLAIN for r in self._meter.runtimes):
+            notes.append(
+                f"{self._engine.label}: {self._pipeline.framework}'s own class reads text only, so transformers' "
+                "generate ran behind GraftLM's class."
+            )
         unseen = [server.name for server in Server.open if server.pid is None]
         return notes + [
             f"The CPU time of {name} is that of its client alone: its process was not found." for name in unseen

@@ -115,3 +115,6 @@ def test_a_vision_model_reads_pictures_with_both(family: str, tmp_path: Path) ->
         expected: Any = [answer.token_ids for answer in ours.generate(prompts, **options)]
         assert [answer.token_ids for answer in plain.generate(prompts, **options)] == expected
         assert plain.generate(prompts[0], **options).usage.cached_tokens == 0
+        texts = [answer.text for answer in plain.generate(prompts[:2], **options)]
+    chat = named_engines("langchain", 8)["hf"](folder)
+    assert [answer.content for answer in chat.batch(prompts[:2])] == texts
