@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +36,15 @@ class Span:
 
         They are negative, so they equal no token id. The radix tree and the scheduler use them as any other ids.
         """
-        stream = hashlib.shake_256(self.digest).digest(4 * (self.stop - self.start))
-        return np.frombuffer(stream, np.int32) | np.int32(np.iinfo(np.int32).min)
+        return _ids_of(self.digest, self.stop - self.start)
+
+
+@functools.lru_cache(maxsize=512)
+def _ids_of(digest: bytes, count: int) -> NDArray[np.int32]:
+    """Return the ids of `count` tokens. Kept: a picture's are asked for several times in each of its prompts."""
+    ids = np.frombuffer(hashlib.shake_256(digest).digest(4 * count), np.int32) | np.int32(np.iinfo(np.int32).min)
+    ids.flags.writeable = False
+    return ids
 
 
 BothWays = Literal["", "all", "windowed"]

@@ -28,7 +28,6 @@ from graftlm.core.remote.source import EndpointSource
 from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage, checked, is_batch
 from graftlm.core.serving.checked_listener import CheckedListener
 from graftlm.core.serving.engine_thread import EngineThread, Held, Pin, waits_of
-from graftlm.core.serving.prompt_waves import waves
 from graftlm.core.serving.stream import (
     Answer,
     AsyncListener,
@@ -496,7 +495,7 @@ class Runtime(OneConstructor):
         """Queue requests, to be cancelled with their futures. One that cannot be prepared fails at once."""
         self._check_open()
         with cancelled_on_error([listener.future for listener in listeners]):
-            for part in waves(requests) if isinstance(self._source, ModelSource) else [slice(None)]:
+            for part in self._source.waves(requests):
                 given = self._prepare(requests[part], listeners[part])
                 for listener, one in zip(listeners[part], given, strict=True):
                     if isinstance(one, GraftError):

@@ -40,6 +40,14 @@ class ItemStore:
                 self._files.popitem(last=False)
         return found
 
+    def of_known_file(self, file: bytes) -> MediaItem | None:
+        """Return the kept item of encoded bytes; None if there is none. file: digest of the bytes"""
+        with self._lock:
+            found = self._kept(self._files.get(file))
+            if found is not None:
+                self._files.move_to_end(file)
+            return found
+
     def of_pixels(self, digest: bytes, make: Callable[[], MediaItem]) -> MediaItem:
         """Return the item of pixels: a kept one, or that of `make`, which processes them."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import reprlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graftlm.core.chat.messages import to_messages
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, GraftError, failure_of
 
@@ -105,6 +107,26 @@ class ModelSource:
             from graftlm.core.model.loop_shapes import start_compiling
 
             start_compiling(self.model, self.config)
+
+    def waves(self, requests: Sequence[Request]) -> Iterator[slice]:
+        """Cut a batch into waves to prepare one after the other; new pictures of the next one are read meanwhile."""
+        from graftlm.core.media.processor import media_parts
+        from graftlm.core.serving.prompt_waves import messages_of, waves
+
+        media = None if self._tokenizer is None else self._tokenizer.media
+        if media is None:
+            yield from waves(requests)
+            return
+        cut = list(waves(requests, media.knows))
+        held: list[Any] = []
+        for number, part in enumerate(cut):
+            if len(cut) > 1:
+                with suppress(GraftError):  # which `prepare` raises again, for its own request
+                    near = [request for each in cut[number : number + 2] for request in requests[each]]
+                    chats = [messages_of(request.prompt) for request in near]
+                    held = media.expect([media_parts(to_messages(chat)) for chat in chats if chat])
+            yield part
+        held.clear()
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
         """Tokenise prompts as one batch and start to compile constraints, on the caller's thread.

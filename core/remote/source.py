@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,10 @@ class EndpointSource:
         from graftlm.core.remote.transport import loop
 
         return loop.is_here()
+
+    def waves(self, requests: Sequence[Request]) -> Iterable[slice]:
+        """Return all requests as one wave: endpoints take them as they come."""
+        return [slice(0, len(requests))]
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
         """Return the requests with their prompts and constraints unchanged."""

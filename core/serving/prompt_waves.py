@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from graftlm.core.chat.messages import ImagePart, Message, VideoPart
@@ -20,39 +20,46 @@ PICTURE_CHARS = WAVE_CHARS // 4
 _GRAIN = 512  # granularity of shared prefixes, in characters
 
 
-def waves(requests: Sequence[Request]) -> Iterator[slice]:
+def waves(requests: Sequence[Request], known: Callable[[Any], bool] = lambda _: False) -> Iterator[slice]:
     """Cut a batch, in its order, where `WAVE_CHARS` of text are reached. A shared prefix and a picture count once.
 
-    The cuts depend on the prompts alone, so that equal batches are cut alike.
+    The first wave of many pictures ends with the first new one: the device begins with it while others are processed.
+
+    known  whether a picture, as a part of a message gives it, is processed already: it counts as no text
     """
     texts = [_text(request.prompt) for request in requests]
-    pictures = _new_pictures(requests)
+    pictures = _new_pictures(requests, known)
     if sum(map(len, texts)) + PICTURE_CHARS * sum(pictures) <= WAVE_CHARS:
         yield slice(0, len(texts))
         return
     new = _new_chars(texts)
     start = filled = 0
+    first = sum(pictures) > 1
     for i, num_chars in enumerate(new):
         filled += num_chars + PICTURE_CHARS * pictures[i]
-        if filled >= WAVE_CHARS and i + 1 < len(new):
+        if (filled >= WAVE_CHARS or (first and pictures[i])) and i + 1 < len(new):
             yield slice(start, i + 1)
-            start, filled = i + 1, 0
+            start, filled, first = i + 1, 0, False
     yield slice(start, len(new))
 
 
-def _new_pictures(requests: Sequence[Request]) -> list[int]:
-    """Return the number of pictures and videos of each request that no earlier request has as the same object."""
+def _new_pictures(requests: Sequence[Request], known: Callable[[Any], bool]) -> list[int]:
+    """Return the unknown pictures and videos of each request, as a number; one object counts once, in the first."""
     seen: set[int | str | bytes] = set()
     counts = []
     for request in requests:
-        before = len(seen)
-        for message in _messages(request.prompt):
-            seen.update(_identity(part) for part in _parts(message) if _media_of(part) is not None)
-        counts.append(len(seen) - before)
+        found = {
+            _identity(part): part
+            for message in messages_of(request.prompt)
+            for part in _parts(message)
+            if _media_of(part) is not None
+        }
+        counts.append(sum(not known(_source(part)) for identity, part in found.items() if identity not in seen))
+        seen.update(found)
     return counts
 
 
-def _messages(prompt: Any) -> Sequence[Any]:
+def messages_of(prompt: Any) -> Sequence[Any]:
     """Return the messages of a prompt; none of a text, of token ids, or of an invalid prompt."""
     chat = isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Message | Mapping)
     return prompt if chat else ()
@@ -71,10 +78,13 @@ def _media_of(part: Any) -> Any:
     return part.get(kind, part) if kind in (*IMAGE_PARTS, *VIDEO_PARTS) else None
 
 
-def _identity(part: Any) -> int | str | bytes:
+def _source(part: Any) -> Any:
     found = _media_of(part)
-    if isinstance(found, Mapping):
-        found = found.get("url", found)
+    return found.get("url", found) if isinstance(found, Mapping) else found
+
+
+def _identity(part: Any) -> int | str | bytes:
+    found = _source(part)
     return found if isinstance(found, str | bytes) else id(found)
 
 
@@ -95,7 +105,7 @@ def _text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     return "\n".join(
-        message.text if isinstance(message, Message) else _content(message) for message in _messages(prompt)
+        message.text if isinstance(message, Message) else _content(message) for message in messages_of(prompt)
     )
 
 

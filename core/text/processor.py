@@ -70,25 +70,20 @@ class TextProcessor:
         """Tokenise the texts among `prompts` in one batch; return the other items as they are."""
         media = self.tokenizer.media
         if media is not None:
-            with_media = iter(media.encode([p for p in prompts if isinstance(p, MediaText)], self._encode_whole))
+            with_media = iter(media.encode([p for p in prompts if isinstance(p, MediaText)], self._encode_texts))
             prompts = [next(with_media) if isinstance(prompt, MediaText) else prompt for prompt in prompts]
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        most = None
-        if self._max_tokens is not None and any(len(text) > _SHORT_CHARS for text in texts):
-            most = self._max_tokens()
-        encoded = iter(self.tokenizer.encode_texts(texts, most))
+        encoded = iter(self._encode_texts([prompt for prompt in prompts if isinstance(prompt, str)]))
         results: list[PromptInput | GraftError] = []
         for prompt in prompts:
             ids = next(encoded) if isinstance(prompt, str) else prompt
             results.append(PromptInput(ids) if isinstance(ids, np.ndarray) else ids)
         return results
 
-    def _encode_whole(self, text: str) -> NDArray[np.int32]:
-        most = self._max_tokens() if self._max_tokens is not None and len(text) > _SHORT_CHARS else None
-        (ids,) = self.tokenizer.encode_texts([text], most)
-        if isinstance(ids, GraftError):
-            raise ids
-        return ids
+    def _encode_texts(self, texts: list[str]) -> Sequence[NDArray[np.int32] | GraftError]:
+        most = None
+        if self._max_tokens is not None and any(len(text) > _SHORT_CHARS for text in texts):
+            most = self._max_tokens()
+        return self.tokenizer.encode_texts(texts, most)
 
     def _try_render(self, prompt: Any, tools: Tools) -> str | PromptInput | GraftError:
         try:
