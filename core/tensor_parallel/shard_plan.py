@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,13 +18,14 @@ from graftlm.core.loaded_model import text_config
 
 Cut = Literal["whole", "columns", "rows", "first"]
 """whole    every rank has the whole tensor
-columns  a part of the outputs; each of the `parts` of a packed tensor is cut by itself
+columns  a part of the outputs; each of the tensors of a packed one is cut by itself
 rows     a part of the inputs: outputs are parts of a sum
 first    rank 0 has it, the others zeros: it is added to a sum"""
 
-_COLUMNS = {"colwise": 1, "packed_colwise": 2, "colwise_transposed": 1}
-_ROWS = {"rowwise": 1, "packed_rowwise": 2, "rowwise_transposed": 1}
-"""Styles of parameters that are cut, and the parts of a packed one; a transposed weight is [inputs, outputs]."""
+_COLUMNS = {"colwise": (1,), "packed_colwise": (1, 1), "colwise_transposed": (1,), "packed_heads": (1, 1, 1)}
+_ROWS = {"rowwise": (1,), "packed_rowwise": (1, 1), "rowwise_transposed": (1,)}
+"""Styles of parameters that are cut, and the shares of a packed one, those of heads by the configuration; a transposed
+weight is [inputs, outputs]."""
 _WHOLE = frozenset(
     {
         "colwise_gather_output", "rowwise_split_input", "replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj",
@@ -46,9 +47,19 @@ _PLANS = {
 }
 """Plans of architectures for which transformers has none."""
 
-_HEADS = ("q_proj", "k_proj", "v_proj", "query_key_value", "q_b_proj", "kv_b_proj")
+_CUT_HERE = (
+    ("self_attn.qkv_proj", "packed_heads", "self_attn.o_proj"),
+    ("mlp.gate_up_proj", "packed_colwise", "mlp.down_proj"),
+)
+"""Packed products that transformers has every rank compute whole: name, style here, and the product behind it."""
+
+_SHARED = ("shared_expert", "shared_experts")
+"""Modules beside the experts that some plans forget."""
+
+_HEADS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "q_b_proj", "kv_b_proj")
 _WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp")
 """Attributes of a configuration with the number of an MLP's intermediate outputs."""
+_KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads")
 
 _EXPERT = re.compile(r".+\.experts\.\d+\.(?P<name>\w+)\.(?P<kind>weight|bias)")
 """A tensor of one expert in a checkpoint whose experts are not merged."""
@@ -57,11 +68,15 @@ _EXPERT_ROWS = frozenset({"down_proj", "w2", "linear_out", "down_linear"})
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one tensor that a rank has. axis: that is cut; parts: that a packed tensor has along it"""
+    """The part of one tensor that a rank has. axis: that is cut; shares: of the tensors packed along it, in relation"""
 
     cut: Cut
     axis: int = 0
-    parts: int = 1
+    shares: tuple[int, ...] = (1,)
+
+    def sizes(self, length: int) -> list[int]:
+        """Return the lengths of the packed tensors, of `length` together."""
+        return [length * share // sum(self.shares) for share in self.shares]
 
     def of(self, tensor: Any, rank: int, size: int) -> torch.Tensor:
         """Read the part of a rank. tensor: one of torch, or a slice of safetensors, which reads only that part"""
@@ -69,10 +84,11 @@ class Piece:
         if self.cut in ("whole", "first"):
             whole: torch.Tensor = tensor[...] if shape else tensor[:]
             return whole if self.cut == "whole" or rank == 0 else torch.zeros_like(whole)
-        length = shape[self.axis] // self.parts // size
-        before = (slice(None),) * self.axis
-        starts = [shape[self.axis] // self.parts * part + length * rank for part in range(self.parts)]
-        pieces = [tensor[(*before, slice(start, start + length))] for start in starts]
+        before, start, pieces = (slice(None),) * self.axis, 0, []
+        for length in self.sizes(shape[self.axis]):
+            first = start + length // size * rank
+            pieces.append(tensor[(*before, slice(first, first + length // size))])
+            start += length
         return torch.cat(pieces, self.axis) if len(pieces) > 1 else pieces[0]
 
 
@@ -111,10 +127,10 @@ class ShardPlan:
         parameters = dict(shard.named_parameters())
         pieces: dict[str, Piece] = {}
         for each, parameter in whole.named_parameters():
-            piece = _piece(each, parameter, styles)
+            piece = _piece(each, parameter, styles, hf_config)
             expected = list(parameter.shape)
             if piece.cut in ("columns", "rows"):
-                _check_divides(name, each, expected[piece.axis], size * piece.parts, size)
+                _check_divides(name, each, min(piece.sizes(expected[piece.axis])), size, size)
                 expected[piece.axis] //= size
             if each not in parameters or list(parameters[each].shape) != expected:
                 raise ConfigError(
@@ -124,6 +140,11 @@ class ShardPlan:
                 )
             if piece is not WHOLE:
                 pieces[each] = piece
+        if not any(piece.cut == "rows" for piece in pieces.values()):
+            raise ConfigError(
+                f"tensor_parallel is {size}, but the plan that transformers has for {name} ({hf_config.model_type}) "
+                "leaves every layer whole; use tensor_parallel=1, or replicas with engine='ray'"
+            )
         modules = (module for module, _ in whole.named_modules())
         sums = tuple(module for module in modules if _is_sum(module, styles))
         return cls(size, shard_config, pieces, sums)
@@ -138,7 +159,7 @@ class ShardPlan:
             return WHOLE  # a checkpoint may call the block of the experts by another name
         if expert["name"] in _EXPERT_ROWS:
             return Piece("rows", 1) if expert["kind"] == "weight" else Piece("first")
-        return Piece("columns", 0, 2 if expert["name"] == "gate_up_proj" else 1)
+        return Piece("columns", 0, (1, 1) if expert["name"] == "gate_up_proj" else (1,))
 
     @property
     def _by_end(self) -> dict[str, Piece]:
@@ -161,10 +182,9 @@ class ShardPart:
         piece, size = self.plan.piece(name), self.plan.size
         if piece.cut not in ("columns", "rows"):
             return weight
-        if piece.parts == 1:
+        if len(piece.shares) == 1:
             return weight.shard(0 if piece.cut == "columns" else 1, self.rank, size)
-        each = weight.shape[0] // piece.parts
-        first, *others = (one.shard(0, self.rank, size) for one in weight.split([each] * piece.parts))
+        first, *others = (one.shard(0, self.rank, size) for one in weight.split(piece.sizes(weight.shape[0])))
         return first.concat(others)
 
     def tensor(self, name: str, tensor: Any) -> torch.Tensor:
@@ -192,6 +212,7 @@ def _styles(name: str, hf_config: Any) -> dict[str, str]:
             f"transformers has no plan to cut {name} ({hf_config.model_type}) over several processes; use "
             "tensor_parallel=1, or replicas with engine='ray'"
         )
+    plan = _completed(plan)
     known = _COLUMNS.keys() | _ROWS.keys() | _WHOLE | _SUMS
     unknown = {pattern: style for pattern, style in plan.items() if style not in known}
     if unknown:
@@ -200,36 +221,86 @@ def _styles(name: str, hf_config: Any) -> dict[str, str]:
             f"{name} ({hf_config.model_type}) is cut in the style {style!r} ({pattern}), which is not supported here; "
             "use tensor_parallel=1"
         )
-    return dict(plan)
+    return plan
+
+
+def _completed(plan: Mapping[str, str]) -> dict[str, str]:
+    """Cut more than a plan does: packed products, and experts that all tokens share."""
+    found = dict(plan)
+    for packed, style, behind in _CUT_HERE:
+        for pattern in [pattern for pattern in plan if pattern.endswith(packed)]:
+            if plan[pattern] == "colwise_gather_output":
+                found[pattern] = style
+                found[pattern.replace(packed, behind)] = "rowwise"
+    experts = next((pattern for pattern, style in plan.items() if style in _SUMS), None)
+    if experts is not None and not any(f".{name}." in pattern for pattern in plan for name in _SHARED):
+        block = experts.rpartition(".")[0]
+        for name in _SHARED:
+            found |= {f"{block}.{name}.{last}": "colwise" for last in ("gate_proj", "up_proj")}
+            found[f"{block}.{name}.down_proj"] = "rowwise"
+    return found
 
 
 def _narrowed(name: str, hf_config: Any, styles: Mapping[str, str], size: int) -> Any:
     """Return the configuration of a shard. Raises ConfigError if `size` does not divide heads or widths."""
     narrowed = copy.deepcopy(hf_config)
     config = text_config(narrowed)
+    layers = _layer_overrides(config)
     cut = [pattern.rpartition(".")[2] for pattern, style in styles.items() if style in _COLUMNS]
     if any(last in _HEADS for last in cut):
-        heads = int(config.num_attention_heads)
-        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        if kv_heads % size:
-            raise ConfigError(
-                f"tensor_parallel is {size}, but {name} has {kv_heads} KV heads, which {size} does not divide; use "
-                f"{_divisors(kv_heads)}"
-            )
+        heads = int(_value(config, "num_attention_heads"))
+        if _value(config, "head_dim") is None and not hasattr(config, "kv_lora_rank"):
+            config.head_dim = config.hidden_size // heads
+        if _value(config, "num_key_value_heads") is None:
+            _check_kv_heads(name, heads, size)
+        for fields, attribute in _numbers(config, layers, _KV_HEADS):
+            _check_kv_heads(name, fields[attribute], size)
+            fields[attribute] //= size
         _check_divides(name, "num_attention_heads", heads, size, size)
-        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         config.num_attention_heads = heads // size
-        if getattr(config, "num_key_value_heads", None) is not None:
-            config.num_key_value_heads = kv_heads // size
-        if not hasattr(config, "kv_lora_rank"):
-            config.head_dim = dim
     if any(last not in _HEADS for last in cut):
-        for attribute in _WIDTHS:
-            width = getattr(config, attribute, None)
-            if isinstance(width, int) and width:
-                _check_divides(name, attribute, width, size, size)
-                setattr(config, attribute, width // size)
+        for fields, attribute in _numbers(config, layers, _WIDTHS):
+            _check_divides(name, attribute, fields[attribute], size, size)
+            fields[attribute] //= size
+    if layers:
+        config.per_layer_config = layers
     return narrowed
+
+
+def _numbers(
+    config: Any, layers: dict[int, dict[str, Any]], attributes: tuple[str, ...]
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield where those of these attributes are that are numbers: of the model, and of layers that have their own."""
+    for fields in (vars(config), *layers.values()):
+        for attribute in attributes:
+            attribute = _own_name(config, attribute)
+            if isinstance(fields.get(attribute), int) and fields[attribute]:
+                yield fields, attribute
+
+
+def _own_name(config: Any, attribute: str) -> str:
+    """Return the name that an architecture has for an attribute."""
+    return str(config.attribute_map.get(attribute, attribute))
+
+
+def _value(config: Any, attribute: str) -> Any:
+    """Return an attribute of a configuration, whether or not some layers have another value."""
+    attribute = _own_name(config, attribute)
+    return vars(config).get(attribute, getattr(type(config), attribute, None))
+
+
+def _layer_overrides(config: Any) -> dict[int, dict[str, Any]]:
+    """Return the attributes of single layers that differ from those of the model (Gemma 4), by layer."""
+    spec = vars(config).get("_heterogeneity_spec")
+    return copy.deepcopy(spec.per_layer_overrides) if spec is not None else {}
+
+
+def _check_kv_heads(name: str, number: int, size: int) -> None:
+    if number % size:
+        raise ConfigError(
+            f"tensor_parallel is {size}, but {name} has {number} KV heads, which {size} does not divide; use "
+            f"{_divisors(number)}"
+        )
 
 
 def _check_divides(name: str, what: str, number: int, divisor: int, size: int) -> None:
@@ -252,7 +323,7 @@ def _style(name: str, styles: Mapping[str, str]) -> str | None:
     )
 
 
-def _piece(name: str, parameter: torch.Tensor, styles: Mapping[str, str]) -> Piece:
+def _piece(name: str, parameter: torch.Tensor, styles: Mapping[str, str], hf_config: Any) -> Piece:
     style, owner = _style(name, styles), None
     if style is None:
         owner, _, last = name.rpartition(".")
@@ -264,7 +335,13 @@ def _piece(name: str, parameter: torch.Tensor, styles: Mapping[str, str]) -> Pie
     is_bias = owner is not None and name.endswith("bias")
     if style in _COLUMNS:
         axis = parameter.dim() - (1 if is_bias or transposed or parameter.dim() == 1 else 2)
-        return Piece("columns", axis, _COLUMNS[style])
+        shares = _COLUMNS[style]
+        if style == "packed_heads":
+            config = text_config(hf_config)
+            heads = int(_value(config, "num_attention_heads"))
+            kv_heads = int(_value(config, "num_key_value_heads") or heads)
+            shares = heads, kv_heads, kv_heads
+        return Piece("columns", axis, shares)
     if style in _ROWS:
         return Piece("first") if is_bias else Piece("rows", parameter.dim() - (2 if transposed else 1), _ROWS[style])
     return WHOLE

@@ -18,13 +18,26 @@ def test_parts_of_all_ranks_are_the_whole() -> None:
     tensor = torch.arange(48.0).view(8, 6)
     assert torch.equal(torch.cat([Piece("columns", 0).of(tensor, rank, 4) for rank in range(4)]), tensor)
     assert torch.equal(torch.cat([Piece("rows", 1).of(tensor, rank, 3) for rank in range(3)], 1), tensor)
-    packed = [Piece("columns", 0, 2).of(tensor, rank, 2) for rank in range(2)]
+    packed = [Piece("columns", 0, (1, 1)).of(tensor, rank, 2) for rank in range(2)]
     assert torch.equal(torch.cat([packed[0][:2], packed[1][:2], packed[0][2:], packed[1][2:]]), tensor)
     assert torch.equal(sum(Piece("first").of(tensor, rank, 2) for rank in range(2)), tensor)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "kind", ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "deepseek_v3", "gpt_oss"]
+    "kind",
+    [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "mixtral",
+        "qwen3_moe",
+        "gemma2",
+        "deepseek_v3",
+        "gpt_oss",
+        "phi3",
+        "glm4",
+        "qwen2_moe",
+    ],
 )
 def test_the_configuration_of_a_shard_has_the_shapes_of_the_parts(kind: str) -> None:
     config = tiny_model(kind).config
@@ -60,6 +73,16 @@ def test_what_cannot_be_cut_is_refused_with_both_numbers() -> None:
         ShardPlan.of("a", narrow, 2)
     with pytest.raises(gl.ConfigError, match="no plan to cut a .gpt2."):
         ShardPlan.of("a", tiny_model("gpt2").config, 2)
+    with pytest.raises(gl.ConfigError, match="for a .nemotron_h. leaves every layer whole"):
+        ShardPlan.of("a", tiny_model("nemotron_h").config, 2)
+
+
+def test_layers_with_other_heads_than_the_model_are_cut_by_their_own() -> None:
+    config = tiny_model("gemma4", num_key_value_heads=4, num_global_key_value_heads=2, attention_k_eq_v=True).config
+    layers = ShardPlan.of("a", config, 2).hf_config.per_layer_config
+    assert [(layer.num_key_value_heads, layer.num_attention_heads) for layer in layers] == [(2, 2), (1, 2)]
+    with pytest.raises(gl.ConfigError, match="tensor_parallel is 4, but a has 2 KV heads"):
+        ShardPlan.of("a", config, 4)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def shards_of(folder: Path) -> list[nn.Module]:
     return [read_shard(str(folder), CONFIG, Ranks(rank, 2, CPU, "", Quiet())) for rank in range(2)]
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen2", "AWQ"])
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen2", "phi3", "gemma4", "AWQ"])
 def test_shards_side_by_side_are_the_model(kind: str, tmp_path: Path) -> None:
     if kind == "AWQ":
         write(tmp_path, kind)
@@ -48,11 +48,10 @@ def test_shards_side_by_side_are_the_model(kind: str, tmp_path: Path) -> None:
             assert torch.equal(torch.cat([one, other]), parameter)
         elif piece is None:
             assert torch.equal(one, parameter) and torch.equal(other, parameter), name
-        elif piece.parts == 2:
-            halves = [half for part in (one, other) for half in part.chunk(2, piece.axis)]
-            assert torch.equal(torch.cat(halves[0::2] + halves[1::2], piece.axis), parameter), name
         else:
-            assert torch.equal(torch.cat([one, other], piece.axis), parameter), name
+            packed = [part.split(piece.sizes(part.shape[piece.axis]), piece.axis) for part in (one, other)]
+            both = [half for halves in zip(*packed, strict=True) for half in halves]
+            assert torch.equal(torch.cat(both, piece.axis), parameter), name
 
 
 def test_while_a_model_loads_a_sum_is_that_of_equal_parts(tmp_path: Path) -> None:
