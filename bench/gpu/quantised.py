@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import traceback
 from collections.abc import Callable
@@ -120,10 +121,13 @@ def kernels_of(run: Callable[[], object], steps: int = 20) -> list[str]:
     size, rest = divmod(len(events), steps)
     if rest or not size:
         return [f"{len(events)} kernels in {steps} steps"]
-    names = [event.name for event in events[:size]]
-    times = torch.tensor([float(event.device_time) for event in events]).view(steps, size)[steps // 4 :]
-    starts = torch.tensor([event.time_range.start for event in events], dtype=torch.float64).view(steps, size)
-    begins = (starts - starts[:, :1])[steps // 4 :].mean(0)
+    each = [events[at : at + size] for at in range(steps // 4 * size, len(events), size)]
+    names = [event.name for event in each[0]]
+    # a copy on another stream may have another place in some steps
+    alike = [step for step in each if [event.name for event in step] == names]
+    times = torch.tensor([[float(event.device_time) for event in step] for step in alike])
+    starts = torch.tensor([[event.time_range.start for event in step] for step in alike], dtype=torch.float64)
+    begins = (starts - starts[:, :1]).mean(0)
     lines = [f"{size} kernels of {times.sum(1).mean():.1f} us; the last starts after {begins[-1]:.1f} us"]
     first = size // 3
     parts = (p for p in range(4, size // 4) if names[first : first + p] == names[first + p : first + 2 * p])
@@ -136,8 +140,8 @@ def kernels_of(run: Callable[[], object], steps: int = 20) -> list[str]:
         apart = (begins[at + 1] - begins[at]).mean()
         lines.append(f"  {times[:, at].mean():7.2f} us, next starts after {apart:6.2f} us: {names[i][:80]}")
     alone: dict[str, float] = {}
-    for name, us in zip(names, times.mean(0).tolist(), strict=True):
-        alone[name[:80]] = alone.get(name[:80], 0.0) + us
+    for event in itertools.chain(*each):
+        alone[event.name[:80]] = alone.get(event.name[:80], 0.0) + float(event.device_time) / len(each)
     longest = sorted(alone.items(), key=lambda item: -item[1])[:12]
     return lines + [f"  {us:9.1f} us in a step: {name}" for name, us in longest]
 
