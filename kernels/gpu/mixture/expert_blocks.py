@@ -16,6 +16,8 @@ from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 
 _CHUNK = 4096
 """Pairs that a program reads at once."""
+_GATHERED = 512
+"""Numbers of each token that a program gathers."""
 
 
 @triton.jit(do_not_specialize=["num_pairs", "max_blocks"])
@@ -24,9 +26,10 @@ def _sort_pairs(
     top_k, k_total, x_row,
     E: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program e stores the pairs of expert e after those of all earlier experts, in their original order.
+    """Program (e, part) stores the pairs of expert e after those of all earlier experts, in their original order.
 
-    With K above 0 it also gathers their tokens into its blocks, K numbers at once. Rows of a block without a pair are
+    With K above 0 it also gathers a part of their tokens, K numbers, into its blocks: programs of several parts store
+    the same pairs, since one after the other they would take longer than all else. Rows of a block without a pair are
     not written.
     """
     launch_and_wait(PDL)
@@ -64,16 +67,15 @@ def _sort_pairs(
         placed += tl.sum(hit, 0)
     if K > 0:
         tl.debug_barrier()  # the program reads stores of its other threads
-        m, kk = tl.arange(0, BLOCK), tl.arange(0, K)
+        m, kk = tl.arange(0, BLOCK), tl.program_id(1) * K + tl.arange(0, K)
         for b in range(0, (count + BLOCK - 1) // BLOCK):
             at = begin + b * BLOCK + m
             there = at < begin + count
             token = tl.load(pairs + at, mask=there, other=0) // top_k
             row = ((block + b) * BLOCK + m).to(tl.int64)
-            for first in range(0, k_total, K):
-                ok = there[:, None] & (first + kk < k_total)[None, :]
-                found = tl.load(x + token.to(tl.int64)[:, None] * x_row + first + kk[None, :], mask=ok, other=0.0)
-                tl.store(laid + row[:, None] * k_total + first + kk[None, :], found, mask=ok)
+            ok = there[:, None] & (kk < k_total)[None, :]
+            found = tl.load(x + token.to(tl.int64)[:, None] * x_row + kk[None, :], mask=ok, other=0.0)
+            tl.store(laid + row[:, None] * k_total + kk[None, :], found, mask=ok)
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,10 @@ class ExpertBlocks:
         laid = None if lay_out is None else lay_out.new_empty(limit * block, lay_out.shape[1])
         x = experts if lay_out is None else lay_out
         chunk = max(16, min(_CHUNK, triton.next_power_of_2(num_pairs)))
-        _sort_pairs[(num_experts,)](
+        parts = 1 if laid is None else triton.cdiv(laid.shape[1], _GATHERED)
+        _sort_pairs[(num_experts, parts)](
             experts, pairs, expert, start, end, used, x, x if laid is None else laid, num_pairs, limit, num_experts,
-            experts.shape[1], x.shape[1], x.stride(0), K=0 if laid is None else 1024,
+            experts.shape[1], x.shape[1], x.stride(0), K=0 if laid is None else _GATHERED,
             E=triton.next_power_of_2(num_experts), CHUNK=chunk, BLOCK=block, num_warps=4 if chunk <= 1024 else 8,
             **pdl_options(experts),
         )  # fmt: skip
