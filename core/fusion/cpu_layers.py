@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +30,7 @@ from graftlm.core.execution.paged import (
 from graftlm.core.execution.routing import is_replayed
 from graftlm.core.fusion.cpu_mixtures import fuse_mixtures
 from graftlm.core.fusion.layer_parts import LayerModules, allclose, decoder_stacks
-from graftlm.core.fusion.layer_probe import LayerProbe, causal
+from graftlm.core.fusion.layer_probe import ROUTED_TRIES, LayerProbe, causal
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.amx import HAS_TILES
 from graftlm.kernels.cpu.calls import INT8_ROWS
@@ -163,12 +164,16 @@ def _warn_without_numba() -> None:
 
 
 class _Found(NamedTuple):
-    """A layer whose weights the compiled code can read."""
+    """A layer whose weights the compiled code can read.
+
+    again  makes another probe
+    """
 
     number: int
     layer: nn.Module
     probe: LayerProbe
     weights: LayerWeights
+    again: Callable[[], LayerProbe | None]
 
 
 def _parts_of(
@@ -178,8 +183,8 @@ def _parts_of(
     mixtures: dict[nn.Module, CompiledExperts],
     *,
     compared: bool,
-) -> tuple[LayerProbe, LayerWeights] | str:
-    """Return a layer's probe and weights, or the reason why the compiled code cannot compute it."""
+) -> tuple[LayerProbe, LayerWeights, Callable[[], LayerProbe | None]] | str:
+    """Return a layer's probe, weights and maker of probes; or the reason why the compiled code cannot compute it."""
     modules = LayerModules.of(layer)
     if isinstance(modules, str):
         return modules
@@ -188,14 +193,16 @@ def _parts_of(
     like = getattr(modules.before_attention, "weight", None)
     if not isinstance(like, torch.Tensor) or Norm.of(modules.before_attention) is None:
         return "no RMSNorm before its attention"
+    num_tokens = max(_PROBED) if compared else 1
+    again = partial(LayerProbe.of, layer, rotary, like, num_tokens, switch, compared=compared)
     try:
-        probe = LayerProbe.of(layer, rotary, like, max(_PROBED) if compared else 1, switch, compared=compared)
+        probe = again()
     except Exception as error:  # its arguments or outputs differ: it keeps its own forward
         return f"it does not run by itself ({type(error).__name__})"
     if probe is None:
         return "it does not attend exactly once"
     weights = weights_of(modules, probe.call, mixtures.get(modules.mlp))
-    return weights if isinstance(weights, str) else (probe, weights)
+    return weights if isinstance(weights, str) else (probe, weights, again)
 
 
 def _numbered(numbers: list[int]) -> str:
@@ -260,7 +267,7 @@ def _install(found: list[_Found], fusions: Fusions, refused: dict[str, list[int]
 
     loops = Elementwise(found[0].probe.hidden.dtype)
     compiled = CompiledLayers([one.weights for one in found])
-    for index, (number, layer, probe, weights) in enumerate(found):
+    for index, (number, layer, probe, weights, again) in enumerate(found):
         decode = DecodeLayer(compiled, index)
         prefill = DotLayer(decode, loops) if DotLayer.fits(decode) else PrefillLayer(weights, loops)
         parts = decode, BlockLayer(decode), prefill
@@ -268,7 +275,7 @@ def _install(found: list[_Found], fusions: Fusions, refused: dict[str, list[int]
         mixture = modules.mlp if weights.mixture is not None and not isinstance(modules, str) else None
         module, params = probe.call.module, probe.call.params
         fused = FusedCpuLayer(*parts, module, params, layer.forward, compiled.space.num_rows, mixture)
-        if fusions.passes(partial(_same_in_all_forms, probe, fused)):
+        if fusions.passes(partial(_agrees, probe, fused, again)):
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
             fusions.num_fused += 1
@@ -336,6 +343,16 @@ def _panels(modules: tuple[nn.Module, ...]) -> list[AnyPanels] | None:
     found = [module.panels() if isinstance(module, PackedLinear | PackedCodes) else None for module in modules]
     panels = [p for p in found if p is not None]
     return panels if len(panels) == len(found) else None
+
+
+def _agrees(probe: LayerProbe, fused: FusedCpuLayer, again: Callable[[], LayerProbe | None]) -> bool:
+    """Return True if a fused layer computes what the layer's own forward does, for a mixture on one of several probes.
+
+    Rounding may send most of the few tokens of a probe to other experts, which an error does to those of all probes.
+    """
+    tries = ROUTED_TRIES - 1 if fused.mixture is not None else 0
+    probes = itertools.chain([probe], (again() for _ in range(tries)))
+    return any(one is not None and _same_in_all_forms(one, fused) for one in probes)
 
 
 def _same_in_all_forms(probe: LayerProbe, fused: FusedCpuLayer) -> bool:

@@ -34,7 +34,7 @@ from graftlm.core.execution.paged import (
 from graftlm.core.execution.routing import has_experts
 from graftlm.core.fusion.layer_mlp import LayerMlp, MakeMlp, MlpBeforeLayerInput, layer_mlps
 from graftlm.core.fusion.layer_parts import Parts, Recognised, decoder_stacks
-from graftlm.core.fusion.layer_probe import LayerProbe, answer, causal
+from graftlm.core.fusion.layer_probe import ROUTED_TRIES, LayerProbe, answer, causal
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
 from graftlm.kernels.attention_params import AttentionParams
@@ -47,9 +47,6 @@ from graftlm.kernels.norm import Norm
 
 _PROBED = 5
 """Tokens of the random inputs."""
-
-_ROUTED_TRIES = 4
-"""Random inputs of a layer that routes its tokens: in half precision rounding may change the experts of a few."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +363,7 @@ def _fused(
     for form, make_mlp in _forms(parts):
         try:
             fused = make(form, heads, layer.forward, Projections.of(form, choose), make_mlp(choose))
-            for attempt in range(_ROUTED_TRIES if routes else 1):
+            for attempt in range(ROUTED_TRIES if routes else 1):
                 probes += [probe()] if attempt == len(probes) else []
                 found = probes[attempt]
                 same = partial(_same, fused=fused, agree=agree, routes=routes)
@@ -394,7 +391,7 @@ def _around(
     try:
         for make_mlp in layer_mlps(form):
             fused = make(form, None, layer.forward, Projections.of(form, choose), make_mlp(choose), output=output)
-            for _ in range(_ROUTED_TRIES if routes else 1):
+            for _ in range(ROUTED_TRIES if routes else 1):
                 like = parts.out.weight.dense(slice(0, 1))[0].new_empty(parts.out.weight.shape[0])
                 probe = LayerProbe.of(layer, rotary, like, _PROBED, switch, num_calls=int(parts.attends))
                 if probe is not None and _same_around(probe, fused, switch, agree, routes=routes):

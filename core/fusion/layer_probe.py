@@ -14,6 +14,9 @@ from graftlm.core.execution.cache_name import cache_name
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch
 from graftlm.kernels.cpu.attention.backend import attend
 
+ROUTED_TRIES = 4
+"""Random inputs of a layer that routes its tokens: in half precision rounding may change the experts of a few."""
+
 _FIRST_POSITION = 7
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.layer_replay import LayerReplay
 from graftlm.core.execution.routing import Chosen, RoutingReplay
-from graftlm.core.model.load import _read
+from graftlm.core.model.load import _read, load_model
 from graftlm.core.model.qualify import Reference, _Ragged, discover
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from tests.models import byte_tokenizer, tiny_model
@@ -135,3 +135,21 @@ def weigh_otherwise(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_of_a_module_is_found(kind: str, plant: Callable[[PreTrainedModel], None]) -> None:
     assert verdict(kind, plant) is not None
+
+
+@pytest.mark.parametrize(("scale", "stacked"), [(1.0, True), (1.5, False)])
+def test_one_call_for_a_mixture_is_compared_with_its_layers(
+    scale: float, stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding moves tokens of a deep mixture to other experts, and the stack cannot replay the model's choice."""
+    sizes = {"num_experts": 128, "num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 24}
+    model = tiny_model("qwen3_moe", num_hidden_layers=4, hidden_size=128, **sizes)
+    for layer in model.model.layers:
+        layer.mlp.experts.down_proj.data *= 8
+    monkeypatch.setattr("graftlm.core.fusion.decoder_stack._scale_of", lambda embedding: scale)
+    loaded = load_model(model.bfloat16(), EngineConfig(device="cpu", dtype="bfloat16"), byte_tokenizer())
+    assert loaded.execution.startswith("paged, 4 of 4 layers fused")
+    assert (loaded.stack is not None) == stacked
+    assert loaded.error is not None
+    assert loaded.error > 6e-2
+    loaded.release()
