@@ -16,12 +16,9 @@ from contextlib import suppress
 _AGAIN_S = 0.2
 """Seconds after which a thread that has not ended is interrupted again."""
 
-EXIT_WAIT_S = 10.0
-"""Seconds that the exit waits for a thread's current work."""
-
-
-LOAD_WAIT_S = 60.0
-"""Seconds that the exit waits for a model load to notice its interrupt, which takes longest inside a C function."""
+EXIT_WAIT_S = 60.0
+"""Seconds that the exit waits for a thread's current work, on a machine that may be ten times as slow as an idle one. A
+thread that is inside C++ afterwards aborts the process."""
 
 
 _exit_began = threading.Event()

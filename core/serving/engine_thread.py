@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from graftlm.core.errors import EngineError, GraftError, ModelError
-from graftlm.core.interpreter_exit import EXIT_WAIT_S, LOAD_WAIT_S, begin_exit, end_llvm, end_thread, keep_interrupt
+from graftlm.core.interpreter_exit import EXIT_WAIT_S, begin_exit, end_llvm, end_thread, keep_interrupt
 from graftlm.core.metrics import Stats
 from graftlm.core.request import EndListener
 from graftlm.core.serving.caller_waves import CallerWaves, WakeChain
@@ -444,7 +444,7 @@ _started: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 def _abandon_load(one: EngineThread) -> None:
     """Interrupt a build of the engine until its thread ends, because the process exits."""
     if one._thread is not None:
-        end_thread(one._thread, LOAD_WAIT_S, one._loaded.is_set)
+        end_thread(one._thread, EXIT_WAIT_S, one._loaded.is_set)
 
 
 @atexit.register
