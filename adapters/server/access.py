@@ -61,8 +61,17 @@ class Access:
         """Make `current` return this record in the running task and in the threads that it waits for."""
         _current.set(self)
 
+    def note_gone(self) -> None:
+        """Note that the client has gone, unless the server has closed the connection for a reason."""
+        self.reason = self.reason or "cancelled"
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client takes no answer, which status 499 stands for in the log and in the metrics."""
+        return self.reason in ("cancelled", "reads_too_slowly")
+
     def line(self, method: str, path: str, status: int) -> str:
-        """Return the line of the log. A request whose client has gone has status 499."""
+        """Return the line of the log."""
         took_ms = (time.monotonic() - self.started_s) * 1e3
         parts = [self.id, self.client or "-", shown(method), shown(path), f"{status}", f"{took_ms:.1f} ms"]
         if self.model:

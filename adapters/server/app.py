@@ -217,6 +217,5 @@ async def _answer_route(http: HttpRequest, error: HTTPException) -> Response:
 
 
 async def _answer_nobody(http: HttpRequest, error: ClientDisconnect) -> Response:
-    access = access_of(http.scope)
-    access.reason = access.reason or "cancelled"  # or the reason for which the connection was closed
+    access_of(http.scope).note_gone()
     return Response(status_code=499)

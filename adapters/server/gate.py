@@ -88,7 +88,7 @@ class Gate:
                     await self._app(scope, receive, send_with_id)
         finally:
             self.num_open -= generates
-            if access.reason == "cancelled":
+            if access.gone:
                 status = 499
             self._server.metrics.answered(status)
             level = logging.DEBUG if path in self._server.settings.open_paths else logging.INFO

@@ -94,7 +94,7 @@ class WholeAnswer(Response):
             except RequestCancelled as error:
                 if self.answer.withdrawn:
                     raise _withdrawn() from error
-                access.reason = "cancelled"
+                access.note_gone()
                 return
             except Exception as error:
                 raise api_error(error, self.fields) from error
@@ -196,7 +196,7 @@ class EventStream(Response):
         """Send an error as the last event; raise it if the headers are not sent yet."""
         self.answer.cancel()
         if isinstance(error, RequestCancelled) and not self.answer.withdrawn:
-            access.reason = "cancelled"
+            access.note_gone()
             return
         failure = _withdrawn() if isinstance(error, RequestCancelled) else api_error(error, self.fields)
         if not self._begun:
