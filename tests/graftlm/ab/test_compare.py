@@ -39,6 +39,14 @@ def graftlm(model):
     runtime = Runtime(model)
     return lambda texts: [c.text for c in runtime.generate(list(texts), max_tokens=4, temperature=0)]
 
+def biased(model):
+    from graftlm import Runtime
+
+    runtime = Runtime(model)
+    return lambda texts: [
+        c.text for c in runtime.generate(list(texts), max_tokens=4, temperature=0, logit_bias={100: 1e4})
+    ]
+
 def broken(model): raise OSError("no such device")
 def missing(model): import a_package_that_nobody_has
 def run(llm, inputs): return llm(inputs)
@@ -96,7 +104,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(path: Path, model: str) -> Comparison:
-    return compare(path, ["hf", "graftlm", "broken", "missing"], model, rounds=3, minutes=0.5)
+    return compare(path, ["hf", "graftlm", "broken", "missing", "biased"], model, rounds=3, minutes=0.1)
 
 
 def quick(path: Path, *engines: str) -> Comparison:
@@ -136,21 +144,10 @@ def test_a_closer_look_tells_first_tokens_phases_and_the_best_hit_rate(compared:
         assert result.best_hit_rate == pytest.approx(1 - (46 + 2 * 3) / 138)
 
 
-def test_a_differing_answer_is_explained_by_the_first_token_that_differs(path: Path, model: str) -> None:
-    other = path.with_name("biased.py")
-    biased = """
-def biased(model):
-    from graftlm import Runtime
-
-    runtime = Runtime(model)
-    return lambda texts: [c.text for c in runtime.generate(
-        list(texts), max_tokens=4, temperature=0, logit_bias={100: 1e4})]
-"""
-    other.write_text(CONTINUE + biased)
-    comparison = compare(other, ["hf", "biased"], model, rounds=1, minutes=0.01)
-    first = comparison.results[1].divergences[0]
+def test_a_differing_answer_is_explained_by_the_first_token_that_differs(compared: Comparison) -> None:
+    first = compared.results[4].divergences[0]
     assert (first.input, first.call, first.position) == (0, 0, 0)
-    assert first.before == comparison.inputs[0]
+    assert first.before == compared.inputs[0]
     (a, b), (c, d) = first.logprobs["hf"], first.logprobs["biased"]
     assert a > b and (a, b) == pytest.approx((c, d), abs=1e-3)  # both engines think the same of both tokens
 
@@ -225,7 +222,7 @@ def test_a_report_has_page_figures_sheet_and_chart(compared: Comparison, tmp_pat
     assert (figures["equal"], figures["computed_tokens"], len(figures["texts"])) == (3, 52, 3)
     assert "<svg" in page.read_text() and "graftlm ab goes_on.py" in page.read_text()
     assert "http" not in page.read_text().replace("http-equiv", "")  # nothing is loaded from elsewhere
-    assert len(sheet.read_text().splitlines()) == 5
+    assert len(sheet.read_text().splitlines()) == 6
     assert image.read_bytes().startswith(b"\x89PNG")
 
 

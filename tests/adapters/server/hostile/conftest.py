@@ -24,14 +24,14 @@ MORE_MB = 200
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Without a key; heads have two seconds, bodies and readers three, requests ten."""
+    """Without a key; heads have two seconds, bodies and readers three, requests a hundred."""
     limits = ("header_s=2", "body_s=3", "write_s=3", "connections_per_client=64", "held_body_bytes=40000000")
     given = [part for limit in limits for part in ("--limit", limit)]
     given += [
         "--max-open-requests",
         "24",
         "--request-timeout",
-        "10",
+        "100",
         "--option",
         "dtype=float32",
         "--option",
@@ -45,8 +45,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """With the keys `mine` and `other key`."""
-    given = ["--api-key", "mine", "--api-key", "other key"]
+    """With the keys `mine` and `other key`; requests have six seconds."""
+    given = ["--api-key", "mine", "--api-key", "other key", "--request-timeout", "6"]
     with started(tmp_path_factory.mktemp("keyed"), "sprout", "--option", "dtype=float32", *given) as served:
         served.wait_ready()
         yield served
