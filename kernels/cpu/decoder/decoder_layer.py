@@ -309,7 +309,9 @@ class CompiledLayers:
         alone  whether to use one thread only; None decides by the size of the layers
         """
         call, layer = self.call, self.layers[index]
-        call.ids = call.head = call.tokens = layer["k_store"] = layer["shared"] = 0
+        call.ids = call.head = call.tokens = call.rows = layer["k_store"] = layer["shared"] = 0
+        # a stack of layers may have left calls here whose memory is gone: the loop resets all calls at its end
+        layer["singles"] = layer["blocks"] = layer["prefixes"] = 0
         call.positions = self._positions.data_ptr()
         self.run(x, slice(index, index + 1), part, alone=self.is_small if alone is None else alone)
 

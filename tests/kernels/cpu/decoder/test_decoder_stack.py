@@ -9,6 +9,7 @@ import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.fusion.cpu_layers import FusedCpuLayer
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import probe_plan
@@ -214,3 +215,15 @@ def test_two_stores_of_one_model_are_kept_apart() -> None:
     assert not torch.equal(second.forward(plan), expected)
     assert torch.equal(first.forward(plan), expected)
     assert isinstance(loaded.stack, DecoderStack)
+
+
+def test_a_layer_alone_leaves_the_calls_of_a_stack_that_is_gone_alone() -> None:
+    """The end of a step wrote zeros where they had been: into memory that another object had meanwhile."""
+    loaded = load()
+    fused = next(m.forward for m in loaded.model.modules() if isinstance(m.forward, FusedCpuLayer))
+    layers, elsewhere = fused.decode.layers, np.full((3, 64), 7)
+    for name, place in zip(("singles", "blocks", "prefixes"), elsewhere, strict=True):
+        layers.layers[name] = place.ctypes.data
+    cos = sin = torch.ones(1, fused.decode.weights.head_dim)
+    fused.decode.before(torch.ones(1, fused.decode.weights.hidden_size), cos, sin)
+    assert (elsewhere == 7).all()
