@@ -73,11 +73,15 @@ class KnownModel:
         """Return the record of a model that transformers has just read from `source`; None if it cannot have one."""
         if not _may_be_known(source, config) or loaded.device.type != "cpu" or loaded.dtype not in TOLERANCE:
             return None
+        from graftlm.core.model.remembered.packed_weights import PackedWeights
+
         try:
             known = cls._described(source, loaded)
             if listed_gguf(source) is not None:
-                plain = known.read(source)
-                pack_quantised(plain, Fusions(), config.activations)
+                packed = PackedWeights.of(loaded.model)  # shared: a second copy would double the memory of a load
+                plain = known.read(source, packed)
+                if packed is None:
+                    pack_quantised(plain, Fusions(), config.activations)
                 return known if _same(plain, loaded, reference) else None
             files = dict(known._described_tensors(source))
             own: Any = loaded.model
