@@ -235,14 +235,14 @@ def _dtype_of(linear: nn.Linear) -> torch.dtype:
 
 
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
-    from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS
+    from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS, MAX_QUANTISED_ROWS
 
     linear = skinny_head(model)
     if linear is None:
         return
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     dtype, original = _dtype_of(head), head.forward
-    max_rows = MAX_DECODE_ROWS[dtype]
+    max_rows = MAX_QUANTISED_ROWS if isinstance(head, PackedCodes) else MAX_DECODE_ROWS[dtype]
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         num_rows = x.numel() // x.shape[-1]

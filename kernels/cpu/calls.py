@@ -61,8 +61,8 @@ HALVES, SUMS, INT8_ROWS, FLOAT_ROWS = 1, 2, 4, 8
 class MatmulCall(ctypes.Structure):
     """The arguments of one matmul x W^T: addresses and counts; `x_row` and `out_row` are strides in elements.
 
-    x         float32 [num_rows, depth], zeros after the weight's last input; or bfloat16 if x_bfloat16 is not 0, for
-              processors that multiply it, with panels
+    x         float32 [num_rows, depth], zeros after the weight's last input; or bfloat16 if x_bfloat16 is not 0, with
+              quantised panels, and with plain ones for processors that multiply bfloat16
     task_rows rows of a task of PANEL outputs; 0 for all rows. num_tasks counts accordingly; tasks of equal outputs are
               consecutive
     segments  int64 [num_segments, SEGMENT], the weights whose outputs are concatenated. Each: first panel, number of

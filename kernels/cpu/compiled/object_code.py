@@ -12,6 +12,7 @@ versions. It is valid if the processor has every instruction of its kind and the
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib
@@ -95,6 +96,11 @@ def _multiplies_bfloat16(wanted: Wanted) -> bool:
     return place is not None and arguments[place] == ElementFormat.BFLOAT16
 
 
+def _multiplies_codes(wanted: Wanted) -> bool:
+    """Return True if a loop multiplies codes by AMX tiles on processors that have them."""
+    return wanted[0] == "quantised_panel" and wanted[1][0] == Arithmetic.DOTS
+
+
 def _multiplies_int8(wanted: Wanted) -> bool:
     """Return True if a loop multiplies int8 by the instructions of processors that have them."""
     return wanted[0] == "quantised_panel" and wanted[1][0] == Arithmetic.INT8
@@ -107,6 +113,7 @@ TARGETS = (
     Target("x86-64-v4", "x86_64", "x86-64-v4", _V4),
     Target("x86-64-v4-vnni", "x86_64", "x86-64-v4", (*_V4, "avx512vnni"), _multiplies_int8),
     Target("x86-64-v4-bf16", "x86_64", "x86-64-v4", (*_V4, "avx512bf16"), _multiplies_bfloat16),
+    Target("x86-64-v4-amx", "x86_64", "x86-64-v4", (*_V4, "avx512bf16", "amx-tile", "amx-bf16"), _multiplies_codes),
     Target("aarch64", "aarch64", "generic", ("neon",)),
 )
 """The kinds, for each machine from the oldest to the newest: a newer processor runs the code of all older kinds."""
@@ -168,7 +175,17 @@ def processor() -> tuple[str, frozenset[str]]:
     features: frozenset[str] = frozenset()
     with suppress(RuntimeError):  # not known for this kind of processor
         features = frozenset(feature for feature, has in llvm.get_host_cpu_features().items() if has)
+    if "amx-tile" in features and not _may_use_tiles():
+        features = frozenset(feature for feature in features if not feature.startswith("amx-"))
     return name or llvm.get_host_cpu_name() or platform.processor(), features
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for this process's use of AMX tiles. -> whether it may"""
+    if not sys.platform.startswith("linux"):
+        return False
+    arch_prctl, request, tile_data = 158, 0x1023, 18  # ARCH_REQ_XCOMP_PERM, of the tiles' state
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0)
 
 
 def packaged(wanted: Wanted) -> MachineCode | None:

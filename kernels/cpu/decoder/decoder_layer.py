@@ -39,7 +39,10 @@ DOTS = _has("avx512_bf16") and not _has("amx_tile")
 """True if our matmuls use the processor's fastest bfloat16 arithmetic: only oneDNN uses AMX tiles."""
 
 MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if DOTS or own_panels(torch.bfloat16) else 16}
-"""The largest number of rows for which our matmuls are as fast as oneDNN's."""
+"""The largest number of rows for which our matmuls with plain weights are as fast as oneDNN's."""
+
+MAX_QUANTISED_ROWS = 64
+"""The largest number of rows of a call with quantised weights, which only our matmuls read."""
 
 MAX_BLOCKED_ROWS = 384
 """The largest number of rows for which our code in blocks is faster than oneDNN, which allocates all intermediate
@@ -98,6 +101,11 @@ class LayerWeights:
         return sum(p.num_bytes for p in self.all_panels) + experts
 
     @property
+    def is_quantised(self) -> bool:
+        """Return True if no matmul of the layer has a plain weight."""
+        return self.mixture is None and all(isinstance(panels, QuantisedPanels) for panels in self.all_panels)
+
+    @property
     def is_wide(self) -> bool:
         """Return True if the norms' float32 weights multiply values that are not rounded."""
         return not self.before_attention.rounded
@@ -146,7 +154,8 @@ class Workspace:
 
     def __init__(self, layers: Sequence[LayerWeights]) -> None:
         dtype = layers[0].dtype
-        self.num_rows = num_rows = MAX_DECODE_ROWS[dtype]
+        quantised = all(layer.is_quantised for layer in layers)
+        self.num_rows = num_rows = MAX_QUANTISED_ROWS if quantised else MAX_DECODE_ROWS[dtype]
         mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
         depths = [p.depth for layer in layers for p in layer.all_panels] + [m.panels.depth for m in mixtures]
         self.inputs = torch.empty(num_rows, max(depths))

@@ -1,7 +1,7 @@
-"""A decoder layer in steps of many tokens on processors that multiply bfloat16, with matmuls by our own loop.
+"""A decoder layer in steps of many tokens, with matmuls by our own loop: of quantised weights, or where it is fastest.
 
-oneDNN's matmuls take about as long, but write the gate and up projections and the addends of the residual stream to
-memory, which further loops read again.
+With plain weights, oneDNN's matmuls take about as long, but write the gate and up projections and the addends of the
+residual stream to memory, which further loops read again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from graftlm.kernels.cpu.decoder.decoder_layer import (
 )
 from graftlm.kernels.cpu.decoder.elementwise import Elementwise
 
-_TASK_ROWS = 66
-"""Rows of a task: whole register tiles, whose sums stay in the first-level cache."""
+_TASK_ROWS, _QUANTISED_ROWS = 66, 64
+"""Rows of a task, with plain and with quantised weights: whole register tiles, whose sums stay in the first-level
+cache."""
 
 
 class DotLayer:
@@ -37,6 +38,7 @@ class DotLayer:
             Loop(MatmulCall.from_buffer_copy(product), layers.call.matmul) for product in layers.products[decode.place]
         ]
         self._num_panels = [loop.call.num_tasks for loop in self._loops]
+        self._task_rows = _QUANTISED_ROWS if self.weights.is_quantised else _TASK_ROWS
         self._held = layers  # keeps memory alive to which its matmuls have addresses
 
     @staticmethod
@@ -44,7 +46,7 @@ class DotLayer:
         """Return True if this is the fastest class for the layer: there is a part for each thread."""
         layers = decode.layers
         is_whole = all(p.depth == p.num_in for p in decode.weights.all_panels)
-        is_fast = DOTS and 2 * torch.get_num_threads() <= layers.num_parts
+        is_fast = (DOTS or decode.weights.is_quantised) and 2 * torch.get_num_threads() <= layers.num_parts
         return layers.dtype is torch.bfloat16 and is_whole and is_fast
 
     def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
@@ -90,7 +92,7 @@ class DotLayer:
         loop = self._loops[product]
         call: Any = loop.call
         x = x.to(out.dtype).contiguous()
-        call.num_rows, call.task_rows, call.x_bfloat16 = x.shape[0], _TASK_ROWS, 1
+        call.num_rows, call.task_rows, call.x_bfloat16 = x.shape[0], self._task_rows, 1
         call.x, call.x_row, call.out, call.out_row = x.data_ptr(), x.shape[1], out.data_ptr(), out.stride(0)
-        call.num_tasks = self._num_panels[product] * -(-x.shape[0] // _TASK_ROWS)
+        call.num_tasks = self._num_panels[product] * -(-x.shape[0] // self._task_rows)
         loop.run()

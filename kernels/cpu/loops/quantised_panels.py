@@ -11,22 +11,33 @@ from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import FLAGS, add_done, at, from_bits, narrow, next_task
 from graftlm.kernels.cpu.loops.compiler import compile_loop
+from graftlm.kernels.cpu.loops.quantised_amx import amx_panel
 from graftlm.kernels.cpu.loops.quantised_tiles import quantised_tile
+from graftlm.kernels.cpu.loops.register_tiles import has
 from graftlm.kernels.cpu.panel_kind import INPUTS, POSITIONS, TABLE, Arithmetic, Numbers, PanelKind
 
 _MOST_ROWS = 4
 """Rows of a register tile: with a panel's four vectors, 16 sums of a block and 16 decoded or scaled vectors."""
+_LEAST_TILE_ROWS = 4
+"""The least rows for which AMX tiles are faster: a tile costs the decoding of its codes."""
 
 
 def compile_quantised_panel(arithmetic: int, *arguments: int) -> MachineCode:
     """Compile `void (PanelCall *)` for the kind with these arguments."""
     kind = PanelKind.of(*arguments)
-    one, two, three, four = (quantised_tile(rows + 1, Arithmetic(arithmetic), kind) for rows in range(_MOST_ROWS))
+    by_tiles = arithmetic == Arithmetic.DOTS and has("amx-bf16")
+    tiles = amx_panel(kind) if by_tiles else None
+    # processors with AMX tiles are slow at other dot products of bfloat16
+    of_few = Arithmetic.FLOATS if by_tiles else Arithmetic(arithmetic)
+    one, two, three, four = (quantised_tile(rows + 1, of_few, kind, widens=by_tiles) for rows in range(_MOST_ROWS))
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         x_row, sums_row, num_blocks = call.x_row, call.sums_row, call.num_blocks
         panel, table = call.panel, call.table
+        if by_tiles and call.num_rows >= _LEAST_TILE_ROWS:
+            tiles(call.out, call.x, x_row, call.sums, sums_row, panel, table, num_blocks, call.num_rows)
+            return
         for row in range(0, call.num_rows, _MOST_ROWS):
             left = call.num_rows - row
             out, x = call.out + row * 4 * PANEL, call.x + row * x_row

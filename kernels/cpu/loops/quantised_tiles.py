@@ -41,7 +41,7 @@ def _bits(value: int) -> Any:
     return _all(_NUMBER, _LANES, value)
 
 
-class _Decoder:
+class Decoder:
     """The decoding of a kind's codes for one arithmetic.
 
     table  address of the weight's table
@@ -216,7 +216,7 @@ class _Rows:
         return self.builder.fmul(whole, self._number(self.scales, row, block, _SINGLE), flags=_FAST)
 
 
-def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind) -> Any:
+def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, widens: bool = False) -> Any:
     """Return C [num_rows, PANEL] = A [num_rows, depth] B for one panel B. C is float32, its rows are PANEL apart.
 
     The arguments of the tile: addresses of C and A, bytes of a row of A, addresses of `sums` and `scales`, numbers in a
@@ -225,6 +225,7 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind) -> An
 
     sums    of a row's inputs in each block: float32, read if the kind has minima; int32 in INT8 arithmetic
     scales  of a row's inputs in each block, float32; read in INT8 arithmetic
+    widens  whether FLOATS arithmetic reads bfloat16 rows
     """
     if arithmetic is Arithmetic.INT8 and not (has_wide_registers() and has("avx512vnni")):
         return _pairs_tile(num_rows, kind)
@@ -232,13 +233,16 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind) -> An
 
     def add_block(builder: Any, arguments: Any, totals: Any, block: Any) -> None:
         base = builder.add(arguments[6], builder.mul(block, constant(kind.block_bytes)))
-        rows, decoder = _Rows(builder, arguments, kind, arithmetic, num_rows), _decoder(builder, arguments)
+        rows_of = Arithmetic.DOTS if widens else arithmetic
+        rows, decoder = _Rows(builder, arguments, kind, rows_of, num_rows), _decoder(builder, arguments)
         parts = [[cgutils.alloca_once(builder, part_kind) for _ in range(_VECTORS)] for _ in range(num_rows)]
         for row, part in enumerate(parts):
             first = spread(builder, rows.start(row, block)) if arithmetic is Arithmetic.INT8 else _zero(part_kind)
             for vector in part:
                 builder.store(first, vector)
         inputs = [rows.inputs(row, block) for row in range(num_rows)]
+        if widens:
+            inputs = [_widened(builder, place, kind.block) for place in inputs]
         size = {Arithmetic.FLOATS: 4, Arithmetic.DOTS: 2, Arithmetic.INT8: 1}[arithmetic] * INPUTS
         for chunk in range(kind.block // INPUTS):
             line = builder.add(base, constant(chunk * kind.line_bytes))
@@ -251,10 +255,19 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind) -> An
                         builder.store(total, part[vector])
         _add_scaled(builder, rows, base, block, parts, totals, _LANES)
 
-    def _decoder(builder: Any, arguments: Any) -> _Decoder:
-        return _Decoder(builder, arithmetic, kind, arguments[7])
+    def _decoder(builder: Any, arguments: Any) -> Decoder:
+        return Decoder(builder, arithmetic, kind, arguments[7])
 
     return _tile(num_rows, _LANES, add_block)
+
+
+def _widened(builder: Any, place: Any, num: int) -> Any:
+    """Return the address of `num` bfloat16 of an address as float32."""
+    wide = _vector(_NUMBER, num)
+    halves = builder.load(address(builder, place, constant(0), _vector(_HALF, num)), align=2)
+    held = cgutils.alloca_once(builder, wide)
+    builder.store(builder.shl(builder.zext(halves, wide), _all(_NUMBER, num, 16)), held)
+    return builder.ptrtoint(held, _WORD)
 
 
 def _zero(kind: Any) -> Any:
@@ -290,15 +303,9 @@ def _tile(num_rows: int, lanes: int, add_block: Callable[..., None]) -> Any:
 def _add_scaled(builder: Any, rows: _Rows, base: Any, block: Any, parts: Any, totals: Any, lanes: int) -> None:
     """Add the sums of a block times its scales, and its minima times the sums of the inputs, to the totals."""
     kind, integers = rows.kind, rows.arithmetic is Arithmetic.INT8
-    floats, numbers = _vector(_SINGLE, lanes), kind.numbers
-    first = builder.add(base, constant(kind.codes_bytes))
-    for vector in range(PANEL // lanes):
-        place = builder.add(first, constant(vector * lanes * numbers.size))
-        scale = _numbers(builder, place, numbers, lanes)
-        if not integers and kind.bits == 8 and not kind.table:
-            scale = builder.fmul(scale, _all(_SINGLE, lanes, _INTEGER_SCALE), flags=_FAST)
-        if kind.minimum:
-            minimum = _numbers(builder, builder.add(place, constant(PANEL * numbers.size)), numbers, lanes)
+    floats = _vector(_SINGLE, lanes)
+    scales, minima = scales_and_minima(builder, kind, base, lanes, integers=integers)
+    for vector, scale in enumerate(scales):
         for row in range(rows.num_rows):
             value = builder.load(parts[row][vector])
             if integers:
@@ -308,8 +315,30 @@ def _add_scaled(builder: Any, rows: _Rows, base: Any, block: Any, parts: Any, to
             total = builder.fadd(total, builder.fmul(value, scale, flags=_FAST), flags=_FAST)
             if kind.minimum:
                 sums = _spread(builder, rows.sum(row, block), lanes)
-                total = builder.fadd(total, builder.fmul(minimum, sums, flags=_FAST), flags=_FAST)
+                total = builder.fadd(total, builder.fmul(minima[vector], sums, flags=_FAST), flags=_FAST)
             builder.store(total, totals[row][vector])
+
+
+def scales_and_minima(
+    builder: Any, kind: PanelKind, base: Any, lanes: int = _LANES, *, integers: bool = False
+) -> tuple[list[Any], list[Any]]:
+    """Return the scales of the block at `base`, and its minima if it has some, as vectors of float32.
+
+    integers  whether the sums that they multiply are those of whole numbers
+    """
+    numbers = kind.numbers
+    scales: list[Any] = []
+    minima: list[Any] = []
+    first = builder.add(base, constant(kind.codes_bytes))
+    for vector in range(PANEL // lanes):
+        place = builder.add(first, constant(vector * lanes * numbers.size))
+        scale = _numbers(builder, place, numbers, lanes)
+        if not integers and kind.bits == 8 and not kind.table:
+            scale = builder.fmul(scale, _all(_SINGLE, lanes, _INTEGER_SCALE), flags=_FAST)
+        scales.append(scale)
+        if kind.minimum:
+            minima.append(_numbers(builder, builder.add(place, constant(PANEL * numbers.size)), numbers, lanes))
+    return scales, minima
 
 
 def _spread(builder: Any, scalar: Any, lanes: int) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from graftlm.kernels.cpu import PANEL
+from graftlm.kernels.cpu.compiled.object_code import processor
 from graftlm.kernels.cpu.element_format import ElementFormat
 
 _WORD, _HALF, _NUMBER, _SINGLE = ir.IntType(64), ir.IntType(16), ir.IntType(32), ir.FloatType()
@@ -33,13 +33,7 @@ def has_bfloat16_dots() -> bool:
 
 def has(feature: str) -> bool:
     """Return True if loops are compiled for a processor with this feature, by LLVM's name."""
-    chosen: str | None = config.CPU_FEATURES  # NUMBA_CPU_FEATURES
-    if chosen is not None:
-        return f"+{feature}" in chosen.split(",")
-    try:
-        return bool(llvm.get_host_cpu_features().get(feature, False))
-    except RuntimeError:  # unsupported for this kind of processor
-        return False
+    return feature in processor()[1]
 
 
 class _Sums:

@@ -25,7 +25,7 @@ MATMUL: Wanted = ("matmul", (1, 0))
 PREFILL: Wanted = ("prefill_attention", (1, 16, 16, 1))
 DOTS: Wanted = ("quantised_panel", (1, 4, 32, 1, 0, 0))
 INT8: Wanted = ("quantised_panel", (2, 8, 32, 1, 0, 0))
-V3, V4, VNNI, BF16, AARCH64 = TARGETS
+V3, V4, VNNI, BF16, AMX, AARCH64 = TARGETS
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 
 
@@ -48,7 +48,8 @@ def test_every_kind_has_the_loops_that_differ_from_those_of_the_kind_before(made
     every = sorted([*dots, "norm-0.o"])
     codes = {V3.name: every, V4.name: every, AARCH64.name: every}
     codes[VNNI.name] = ["quantised_panel-2-8-32-1-0-0.o"]
-    codes[BF16.name] = [*dots, "quantised_panel-1-4-32-1-0-0.o"]
+    codes[AMX.name] = ["quantised_panel-1-4-32-1-0-0.o"]
+    codes[BF16.name] = [*dots, *codes[AMX.name]]
     assert names == codes
 
 
@@ -61,15 +62,19 @@ def test_object_files_are_those_of_their_machine(made: Path) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="objdump shows the instructions of its machine")
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
-@pytest.mark.parametrize("loop", ["matmul-1-0.o", "prefill_attention-1-16-16-1.o"])
+@pytest.mark.parametrize("loop", ["matmul-1-0.o", "prefill_attention-1-16-16-1.o", "quantised_panel-1-4-32-1-0-0.o"])
 def test_code_has_only_the_instructions_of_its_kind(loop: str, made: Path, tmp_path: Path) -> None:
     found = {}
-    for target in (V3, V4, BF16):
-        (tmp_path / loop).write_bytes(loops(made / f"{target.name}.zip")[loop])
-        command = ["objdump", "-d", str(tmp_path / loop)]
-        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found[target.name] = ["%ymm" in shown, "%zmm" in shown, "vdpbf16ps" in shown]
-    assert found == {V3.name: [True, False, False], V4.name: [True, True, False], BF16.name: [True, True, True]}
+    for target in (V3, V4, BF16, AMX):
+        archive = loops(made / f"{target.name}.zip")
+        if loop in archive:
+            (tmp_path / loop).write_bytes(archive[loop])
+            command = ["objdump", "-d", str(tmp_path / loop)]
+            shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found[target.name] = [x in shown for x in ("%ymm", "%zmm", "vdpbf16ps", "tdpbf16ps")]
+    expected = {V3.name: [True, False, False, False], V4.name: [True, True, False, False]}
+    expected |= {BF16.name: [True, True, True, False], AMX.name: [True, True, True, True]}
+    assert found == {name: expected[name] for name in found} and len(found) >= 2
 
 
 RUN = """

@@ -12,7 +12,7 @@ from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.compiled.object_code import TARGETS, MachineCode, is_packaged, packaged, write_archive
 
 NORM, MATMUL = ("norm", (0,)), ("matmul", (1, 0))
-V3, V4, VNNI, BF16, AARCH64 = TARGETS
+V3, V4, VNNI, BF16, AMX, AARCH64 = TARGETS
 
 
 def code(content: str) -> MachineCode:
@@ -47,6 +47,7 @@ def contents() -> list[str | None]:
         ("x86_64", V3.features, ["x86-64-v3", "x86-64-v3 matmul"]),
         ("x86_64", (*V4.features, "sse4a"), ["x86-64-v4", "x86-64-v4 matmul"]),
         ("x86_64", BF16.features, ["x86-64-v4", "x86-64-v4-bf16 matmul"]),
+        ("x86_64", AMX.features, ["x86-64-v4", "x86-64-v4-amx matmul"]),
         ("x86_64", tuple(x for x in BF16.features if x != "avx512vl"), ["x86-64-v3", "x86-64-v3 matmul"]),
         ("x86_64", V3.features[1:], [None, None]),
         ("x86_64", (), [None, None]),
