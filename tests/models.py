@@ -51,12 +51,13 @@ _WITH_EXPERTS = {
     "gpt_oss",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "qwen3_next",
     "llama4_text",
     "minimax",
     "jamba",
 }
-_WITH_LATENTS = {"glm4_moe_lite", "youtu", "longcat_flash", "kimi_linear", "bailing_hybrid"}
+_WITH_LATENTS = {"glm4_moe_lite", "youtu", "longcat_flash", "kimi_linear", "bailing_hybrid", "glm_moe_dsa"}
 _WITH_WINDOW = {
     "mistral",
     "gemma2",

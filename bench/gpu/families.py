@@ -34,6 +34,7 @@ FAMILIES = [
     "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "longcat_flash", "llama4", "jamba", "mamba2",
     "lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "granitemoehybrid", "nemotron_h", "falcon_h1",
     "minimax_m2", "kimi_linear", "lfm3", "olmo_hybrid", "bailing_hybrid",
+    "deepseek_v32", "glm_moe_dsa",
 ]  # fmt: skip
 ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Large enough for the kernels of Hopper."""

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "graftlm"
 LATENT = "graftlm_latent"
 """The attribute of a module of latent attention that holds its LatentHeads."""
+ALL_TOKENS = "graftlm_all_tokens"
+"""The attribute of a module whose indexer chooses the tokens that it attends to, and is made to choose all."""
 _HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position", "logits_to_keep"})
 """Keywords that an attention function is handed and that change nothing here: a model in evaluation has no dropout."""
 
@@ -145,6 +147,8 @@ def attention_function(
             f"{type(module).__name__} was called by another thread while a runtime runs the model; call the model "
             "through the runtime, or close that before model.generate()"
         )
+    if ALL_TOKENS in vars(module):
+        attention_mask, others = None, others | {"indices": None}
     for name, value_given in others.items():
         if name not in _HARMLESS and value_given is not None and value_given is not False:
             raise ModelError(f"{type(module).__name__} passes {name!r} to its attention, which is not supported here")

@@ -3,6 +3,8 @@
 transformers expands the latent of all tokens to keys and values of all heads in `expand_kv`. In steps of the paged lane
 it returns the latent itself, and the attention call carries the expansion (kernels/latent.py). Outside of these steps
 the module is as it was.
+
+Sparse attention (DeepSeek V3.2, GLM-5, A.X K2) has an indexer that chooses `index_topk` tokens: all, up to that length.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graftlm.core.execution.paged import LATENT, step_at_hand
+from graftlm.core.execution.paged import ALL_TOKENS, LATENT, step_at_hand
 from graftlm.core.fusion.layer_parts import allclose
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.latent import LatentHeads
@@ -36,6 +38,36 @@ def fuse_latent(model: nn.Module, fusions: Fusions) -> None:
         vars(module)["expand_kv"] = partial(_hand_on, module.expand_kv)
         for name in (LATENT, "expand_kv"):
             fusions.add(partial(vars(module).pop, name))
+
+
+def fuse_indexers(model: nn.Module, fusions: Fusions) -> None:
+    """Let attention with an indexer attend to all tokens; for contexts of at most `index_topk` tokens (qualify.py)."""
+    for module in model.modules():
+        if not hasattr(module, "expand_kv") or not hasattr(module, "indexer"):
+            continue
+        vars(module)[ALL_TOKENS] = True
+        vars(module)["forward"] = partial(_with_mask, module.forward)
+        fusions.add(partial(vars(module).pop, ALL_TOKENS))
+        fusions.add(partial(vars(module).pop, "forward"))
+        indexer: Any = module.indexer
+        if indexer is not None:  # layers that share a choice have none
+            vars(indexer)["forward"] = partial(_no_choice, indexer.forward)
+            fusions.add(partial(vars(indexer).pop, "forward"))
+
+
+def _with_mask(own: Any, *args: Any, **options: Any) -> Any:
+    """Run attention in a step with a mask in place of None, which its own code would index."""
+    if step_at_hand() is not None:
+        options["attention_mask"] = torch.zeros(1, 1, 1, 1)
+    return own(*args, **options)
+
+
+def _no_choice(own: Any, hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Return a choice that nothing reads in a step."""
+    if step_at_hand() is None:
+        chosen: torch.Tensor = own(hidden_states, *args, **options)
+        return chosen
+    return hidden_states.new_empty(0, dtype=torch.int32)
 
 
 def _hand_on(own: Any, kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

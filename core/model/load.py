@@ -12,7 +12,7 @@ from torch import nn
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fusion.cpu_layers import fuse_cpu
-from graftlm.core.fusion.latent_attention import fuse_latent
+from graftlm.core.fusion.latent_attention import fuse_indexers, fuse_latent
 from graftlm.core.fusion.linears import Fusions, fuse, pack_quantised
 from graftlm.core.kv.memory import check_weights_fit, give_back
 from graftlm.core.loaded_model import LoadedModel
@@ -81,6 +81,7 @@ def load_model(
     if device.type == "cpu":
         give_back()  # the largest weight is in memory twice at this point
     latents = Fusions()
+    fuse_indexers(hf_model, latents)
     fuse_latent(hf_model, latents)  # before weights are laid out anew
     loaded.fusions = _fuse(loaded, config, unchanged=ours)
     loaded.fusions.add(latents.undo)

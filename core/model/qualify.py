@@ -68,6 +68,9 @@ STRICT_LENGTH = 200
 WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mamba", "mlp", "moe"})
 """Kinds of layers that do not attend, by their names in `layer_types`."""
 
+_KNOWN_ATTENTION = frozenset({"full_attention", "sliding_attention", "attention", "hybrid", "indexed_attention"})
+"""Kinds of layers that attend to all tokens, or to those of a window, of a chunk or of an indexer."""
+
 AttentionFactory = Callable[[KVStore], Attention]
 
 
@@ -174,7 +177,9 @@ def qualify(
         return f"{len(loaded.layers)} of its {expected} layers attend through the attention interface"
     for limit, cause in context_limits(loaded.text_config, loaded.layers):
         if loaded.max_model_len > limit:
-            return f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane"
+            return (
+                f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane" if limit else cause
+            )
     if reference is None:
         return None
     if not loaded.rehearsed:  # on a GPU kernels compile in parallel
@@ -217,8 +222,11 @@ def context_limits(config: Any, layers: tuple[LayerSpec, ...]) -> Iterator[tuple
             yield int(window or 0), "its attention window is part of its mask"
         elif kind == "chunked_attention":
             yield int(getattr(config, "attention_chunk_size", None) or 0), "its attention is cut into chunks"
-        elif kind not in ("full_attention", "sliding_attention", "attention", "hybrid"):
+        elif kind not in _KNOWN_ATTENTION:
             yield 0, f"its attention is of kind {kind!r}"
+    chosen = getattr(config, "index_topk", None)
+    if isinstance(chosen, int) or "indexed_attention" in kinds:
+        yield int(chosen or 0), "its attention chooses tokens by an indexer"
     stretch = stretched_context(config)
     if stretch is not None:
         yield stretch, "its rotary embedding depends on the longest sequence of a batch"

@@ -25,6 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {},
     "youtu": {"rope_interleave": False},
     "longcat_flash": {},
+    "deepseek_v32": {},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"]},
 }
 NEW = 5
 
@@ -50,6 +52,16 @@ def test_tokens_are_those_of_transformers_in_six_ways_to_ask(kind: str) -> None:
     assert alone == cached == batch == evicted == expected
     assert [found.token_ids for found in forked.completions] == [expected[0]] * 2
     assert greedy_reference(model, prompts[0], NEW) == expected[0]  # outside of the runtime the model is as it was
+
+
+def test_attention_with_an_indexer_needs_a_context_of_which_it_chooses_all() -> None:
+    model, config = tiny_model("deepseek_v32", index_topk=64), EngineConfig(device="cpu", max_model_len=64)
+    loaded = load_model(model, config, byte_tokenizer())
+    assert loaded.lane == "paged"
+    loaded.release()
+    assert not any("forward" in vars(module) for module in model.modules())
+    with pytest.warns(UserWarning, match="chooses tokens by an indexer beyond 64 tokens; max_model_len=64 keeps it"):
+        assert load_model(model, EngineConfig(device="cpu", max_model_len=65), byte_tokenizer()).lane == "serial"
 
 
 def test_one_latent_a_token_is_kept() -> None:
