@@ -39,7 +39,8 @@ class Served:
             with urllib.request.urlopen(self.url + path, timeout=120) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:  # it holds the connection
+                return error.code, error.read().decode()
 
     def wait_ready(self) -> None:
         for _ in self._until("is ready"):
