@@ -78,11 +78,11 @@ class Meter:
                 if id(runtime) not in known and not runtime.closed:
                     self.runtimes.append(runtime)
                     self._follow(runtime)
-        if "transformers" in sys.modules and not self.runtimes and not self._generating:
+        generation = sys.modules.get("transformers.generation.utils")  # importing it takes seconds; models have done so
+        if generation is not None and not self.runtimes and not self._generating:
             from torch import nn
-            from transformers import GenerationMixin
 
-            self._generating = alive(GenerationMixin)
+            self._generating = alive(generation.GenerationMixin)
             for model in self._generating:
                 by_forward = isinstance(model, nn.Module)
                 if by_forward:

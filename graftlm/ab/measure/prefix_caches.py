@@ -11,33 +11,42 @@ T = TypeVar("T")
 
 
 def forget() -> int:
-    """Empty the prefix caches of engines in this process, except GraftLM's runtimes; return the number of caches."""
+    """Empty the prefix caches of engines in this process, except GraftLM's runtimes; return the number of caches.
+
+    An engine that is garbage already may be among them.
+    """
     kinds = {
         empty: kind for (module, name), empty in _EMPTY.items()
         if (kind := getattr(sys.modules.get(module), name, None)) is not None
     }  # fmt: skip
-    engines = _alive_of(kinds.values())
+    engines = _instances(_with_subclasses(kinds.values()))
     return sum(empty(one) for empty, kind in kinds.items() for one in engines if issubclass(type(one), kind))
 
 
 def alive(kind: type[T]) -> list[T]:
-    """Return every object of `kind` in the process."""
-    return _alive_of([kind])
+    """Return every object of `kind` in the process. A full collection, which is slow, runs only if there is one."""
+    kinds = _with_subclasses([kind])
+    if not _instances(kinds):
+        return []
+    gc.collect()
+    return _instances(kinds)
 
 
-def _alive_of(kinds: Iterable[type]) -> list[Any]:
-    """Return the objects of these kinds. A full collection can take a second: it runs only where there is one."""
-    wanted: set[type] = set()
+def _instances(kinds: set[type]) -> list[Any]:
+    """Return the objects of exactly these types. Of 400,000 objects usually none is one: that is one pass in C."""
+    things = gc.get_objects()
+    return [] if kinds.isdisjoint(map(type, things)) else [thing for thing in things if type(thing) in kinds]
+
+
+def _with_subclasses(kinds: Iterable[type]) -> set[type]:
+    found: set[type] = set()
     more = list(kinds)
     while more:
         kind = more.pop()
-        if kind not in wanted:
-            wanted.add(kind)
+        if kind not in found:
+            found.add(kind)
             more += type.__subclasses__(kind)
-    if not any(type(thing) in wanted for thing in gc.get_objects()):
-        return []
-    gc.collect()
-    return [thing for thing in gc.get_objects() if type(thing) in wanted]
+    return found
 
 
 def _guidance(engine: Any) -> bool:
