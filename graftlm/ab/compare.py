@@ -49,8 +49,6 @@ class Setup(TypedDict, total=False):
     pythons        by engine, the Python whose environment has its packages. That needs the framework and its client,
                    pluggy, psutil and rich; this GraftLM is lent to it.
     plants         the fault to plant per engine, as `graftlm ab --check` does
-    loads_at_once  engines load at the same time. An engine that takes a share of the free memory then takes it
-                   without regard to the others, so this is for small models.
     narrows        False: no round beyond `rounds`, however wide an interval is
     is_watched     False leaves out the further round that is watched call by call, and the figures that need it
     dtype          the dtype of the weights, "float32" for answers that do not depend on the batch; None: the model's
@@ -61,7 +59,6 @@ class Setup(TypedDict, total=False):
     one_at_a_time: bool
     pythons: Mapping[str, str | Path] | None
     plants: Sequence[str | None]
-    loads_at_once: bool
     narrows: bool
     is_watched: bool
     dtype: str | None
@@ -127,7 +124,6 @@ def compare(
             run.comparison.notes.append(BUSY.format(each, "" if each == 1 else "s", num_cores()))
         run.comparison.notes += [f"{name} ran in another environment: {python}." for name, python in pythons.items()]
         run.is_watched, run.narrows = setup.get("is_watched", True), setup.get("narrows", True)
-        run.loads_at_once = setup.get("loads_at_once", False)
         return run.one_at_a_time() if setup.get("one_at_a_time") else run.run()
 
 
@@ -148,7 +144,7 @@ class _Run:
         self._minutes = MINUTES if minutes is None else minutes
         self._narrowing_minutes = NARROWING_MINUTES if minutes is None else minutes
         self._progress = progress
-        self.is_watched, self.loads_at_once, self.narrows = True, False, True
+        self.is_watched, self.narrows = True, True
         self._results = {id(process): EngineResult(process.label) for process in processes}
         comparison.results += self._results.values()
         self._inputs: list[str] = []
@@ -180,11 +176,8 @@ class _Run:
         return self._finished()
 
     def _measure_processes(self, processes: Sequence[EngineProcess]) -> None:
-        for process in processes if self.loads_at_once else ():
-            process.send("open", {})
-        for process in processes:
-            load = process.receive if self.loads_at_once else partial(process.ask, "open")
-            notes = self._attempt(process, "loading", load)
+        for process in processes:  # not at the same time: compute threads that wait for each other take all cores
+            notes = self._attempt(process, "loading", partial(process.ask, "open"))
             self.comparison.notes += notes or []
             if notes is not None:
                 self._results[id(process)].facts = process.ask("facts")

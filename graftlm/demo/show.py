@@ -12,8 +12,8 @@ from graftlm.progress import Progress
 
 PIPELINES = Path(__file__).parent / "pipelines"
 ENGINES = ("hf", "graftlm")
-ROUNDS, MINUTES = 3, 0.3
-"""Rounds after the first, the fewest that give an interval, and the minutes per framework after which none begins."""
+ROUNDS, MINUTES = 2, 0.3
+"""Rounds after the first, which counts too: three in all give an interval. And the minutes after which none begins."""
 DTYPE = "float32"
 """The dtype in which greedy answers do not depend on the batch, so that equal answers are promised."""
 
@@ -41,7 +41,7 @@ def run(model: str, frameworks: Sequence[str], progress: Progress) -> list[Compa
     return [
         compare(
             PIPELINES / f"{name}.py", ENGINES, model, rounds=ROUNDS, minutes=MINUTES, progress=progress,
-            is_watched=False, narrows=False, loads_at_once=model == "sprout", dtype=DTYPE,
+            is_watched=False, narrows=False, dtype=DTYPE,
         )
         for name in frameworks
     ]  # fmt: skip

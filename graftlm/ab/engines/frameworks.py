@@ -91,13 +91,20 @@ def import_packages(framework: str | None, engine: str) -> None:
 
     Imports of several processes run at the same time; engines open one after the other, as each looks for free memory.
     """
-    own = ("graftlm.core.engine_builder", "graftlm.core.model.load")
-    plain = ("transformers.generation", "transformers.models.auto.modeling_auto")
+    own = (
+        "graftlm.core.engine_builder",
+        "graftlm.core.model.load",
+        "tokenizers",
+        "transformers.utils.chat_template_utils",
+    )
+    plain = ("transformers.generation", "transformers.models.auto.modeling_auto", "transformers.modeling_utils")
     packages: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-        "graftlm": {name: (*own, f"graftlm.adapters.{name}") for name in FRAMEWORKS},
+        "graftlm": {
+            name: (*own, f"graftlm.adapters.{name}", *plain * (name == "guidance")) for name in FRAMEWORKS
+        },  # Guidance's tokenizer class loads all of transformers
         "hf": {
-            "langchain": ("transformers.pipelines", "langchain_huggingface"),
-            "llama_index": ("llama_index.llms.huggingface",),
+            "langchain": ("transformers.pipelines", "langchain_huggingface", *plain),
+            "llama_index": ("llama_index.llms.huggingface", *plain),
             "dspy": plain,
             "guidance": plain,
         },
