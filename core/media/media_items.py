@@ -21,7 +21,7 @@ from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, is_bytes
 from graftlm.core.media.loading import load_image, read_image, stated_pixels
 from graftlm.core.media.pixels import BAND_PIXELS, LARGE_PIXELS, import_pillow
-from graftlm.core.media.video import load_video
+from graftlm.core.media.video import LoadedVideo, load_video
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -190,7 +190,7 @@ class MediaItems:
         video = load_video(part.video, part.num_frames, limits=limits, allow_urls=urls, fps=part.fps)
         times = repr((video.frames.shape, video.fps, video.num_total, video.indices.tolist()))
         digest = _digest(self.hf.fingerprint, "video", (times,), [video.frames.data])
-        return self._items.of_pixels(digest, lambda: self._made(digest, self.hf.video(video)))
+        return self._items.of_pixels(digest, lambda: self._made(digest, _processed_video(self.hf, video)))
 
     def _made(self, digest: bytes, processed: Processed) -> MediaItem:
         kind: Kind = "video" if "pixel_values_videos" in processed.inputs else "image"
@@ -244,6 +244,17 @@ def _processed(hf: HfProcessor, picture: Image, among_several: bool, options: Ma
         size = f"a picture of {picture.width:,} x {picture.height:,} pixels"
         why = f"{type(error).__name__}: {str(error)[:200]}"
         raise ConfigError(f"the model's processor refuses {size}{given}: {why}; give another size") from error
+
+
+def _processed_video(hf: HfProcessor, video: LoadedVideo) -> Processed:
+    """Process a video. Raises ConfigError if the processor refuses it: Qwen3-VL's takes two frames or more."""
+    try:
+        return hf.video(video)
+    except ValueError as error:
+        count, height, width, _ = video.frames.shape
+        size = f"a video of {count:,} frame{'' if count == 1 else 's'} of {width:,} x {height:,} pixels"
+        why = f"ValueError: {str(error)[:200]}"
+        raise ConfigError(f"the model's processor refuses {size}: {why}; give more frames, or a picture") from error
 
 
 def _ordered(options: Mapping[str, Any] | None) -> tuple[str, ...]:

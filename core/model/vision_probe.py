@@ -20,6 +20,7 @@ from graftlm.core.execution.grid_tables import GridTables
 from graftlm.core.execution.media_rows import MediaRows
 from graftlm.core.execution.packed_attention import attention_by
 from graftlm.core.execution.vision import MOST_NUMBERS, Vision
+from graftlm.core.media.processor import both_ways
 from graftlm.core.model.qualify import TOLERANCE, AttentionFactory, probe_plan, probe_runner, relative_error
 from graftlm.core.prompt_input import PromptInput
 from graftlm.kernels.kv_store import allocate_kv
@@ -210,6 +211,8 @@ def _own_logits(loaded: LoadedModel, prompt: PromptInput) -> torch.Tensor:
     known = inspect.signature(loaded.model.forward).parameters
     given = {name: value.to(loaded.device) for name, value in given.items() if name in known}
     inner: Any = loaded.model
+    if both_ways(inner.config) == "windowed":
+        given["attention_mask"] = _masks(inner, given)
     if hasattr(getattr(inner, "model", None), "rope_deltas"):
         inner.model.rope_deltas = None
     with torch.inference_mode():
@@ -217,6 +220,24 @@ def _own_logits(loaded: LoadedModel, prompt: PromptInput) -> torch.Tensor:
     if hasattr(getattr(inner, "model", None), "rope_deltas"):
         inner.model.rope_deltas = None
     return logits
+
+
+def _masks(model: Any, given: dict[str, Any]) -> Any:
+    """Return the masks that a model makes for its own `generate`: of Gemma 4's, the forward's differ in some versions.
+
+    transformers 5.24 lets pictures of Gemma4Unified (12B) see both ways in all layers, beyond the window, if the
+    forward makes the masks; made for `generate` with a static cache they are those of the published model.
+    """
+    ids = given["input_ids"]
+    return model.create_masks_for_generate(
+        config=model.config,
+        inputs_embeds=torch.empty(*ids.shape, 0, dtype=model.dtype, device=ids.device),
+        attention_mask=given["attention_mask"],
+        past_key_values=None,
+        position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
+        mm_token_type_ids=given["mm_token_type_ids"],
+        is_first_iteration=True,
+    )
 
 
 def _rounding(loaded: LoadedModel, prompt: PromptInput, logits: torch.Tensor) -> float:

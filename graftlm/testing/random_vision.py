@@ -356,31 +356,46 @@ def _gemma3() -> tuple[Any, Any]:
     )
 
 
-def _gemma4() -> tuple[Any, Any]:
+def _gemma4(kind: str = "Gemma4") -> tuple[Any, Any]:
     tf = _transformers()
 
     names = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "video_token": "<|video|>"}
     names |= {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
     tokenizer = byte_tokenizer(names, image="<|image|>", video="<|video|>")
-    more = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 320, "num_kv_shared_layers": 0}
-    decoder = {**_DECODER, **_WINDOWED, **more, "global_head_dim": 16, "use_bidirectional_attention": "vision"}
+    decoder = {**_DECODER, **_WINDOWED, "num_kv_shared_layers": 0, "global_head_dim": 16}
+    decoder["use_bidirectional_attention"] = "vision"
     ids = ("image_token", "video_token", "boi_token", "eoi_token", "audio_token", "boa_token")
-    encoder = {**_ENCODER, "head_dim": 16, "num_key_value_heads": 2, "patch_size": 8, "pooling_kernel_size": 2}
-    config = tf.Gemma4Config(
-        vision_config={**encoder, "position_embedding_size": 64, "default_output_length": 16},
+    encoder: dict[str, Any] = {"patch_size": 8, "pooling_kernel_size": 2}
+    if kind == "Gemma4":
+        decoder |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 320}
+        encoder |= {**_ENCODER, "head_dim": 16, "num_key_value_heads": 2}
+        encoder |= {"position_embedding_size": 64, "default_output_length": 16}
+    else:
+        encoder |= {"mm_embed_dim": 32, "mm_posemb_size": 128, "output_proj_dims": 32}
+    config = getattr(tf, f"{kind}Config")(
+        vision_config=encoder,
         audio_config=None,
         text_config=decoder,
         **{f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ids},
     )
     patches = {"patch_size": 8, "pooling_kernel_size": 2, "max_soft_tokens": 70}
     processor = _processor(
-        "Gemma4Processor",
-        tf.Gemma4ImageProcessor(**patches),
+        f"{kind}Processor",
+        getattr(tf, f"{kind}ImageProcessor")(**patches),
         tokenizer,
-        lambda: tf.Gemma4VideoProcessor(**patches),
-        feature_extractor=tf.Gemma4AudioFeatureExtractor(),
+        lambda: getattr(tf, f"{kind}VideoProcessor")(**patches),
+        feature_extractor=getattr(tf, f"{kind}AudioFeatureExtractor")(),
     )
-    return tf.Gemma4ForConditionalGeneration(config), processor
+    return getattr(tf, f"{kind}ForConditionalGeneration")(config), processor
+
+
+def random_gemma4_unified() -> tuple[Any, Any]:
+    """Build a model like Gemma 4's 12B, whose pictures have more tokens than its window, and its processor.
+
+    It needs torchvision and transformers 5.24. Only `generate` with a static cache follows the published model.
+    """
+    model, processor = _gemma4("Gemma4Unified")
+    return _random(model), processor
 
 
 def _mistral3() -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from graftlm.adapters.guidance import GraftModel
 from graftlm.adapters.langchain import ChatGraftLM
 from graftlm.adapters.llama_index import GraftLLM
 from graftlm.core.errors import ConfigError
-from graftlm.testing.random_vision import random_picture, save_vision_model
+from graftlm.testing.random_vision import random_picture, random_vision_model, save_vision_model
 
 PICTURE = random_picture(3)
 _file = io.BytesIO()
@@ -127,6 +128,21 @@ def test_guidance_puts_pictures_between_its_tokens(runtime: gl.Runtime) -> None:
         for part in GraftModel(runtime=runtime, echo=False).stream() + guidance.image(PNG) + guidance.gen(max_tokens=3)
     ]
     assert streamed
+
+
+def test_a_gen_of_guidance_is_what_transformers_writes_under_its_grammar(runtime: gl.Runtime) -> None:
+    model, processor = random_vision_model("llava")
+    lm = GraftModel(runtime=runtime, echo=False)
+    with guidance.user():
+        lm += guidance.image(PNG) + "what?"
+    with guidance.assistant():
+        lm += guidance.gen("a", regex="[a-z]{8}")
+    letters = [processor.tokenizer.convert_tokens_to_ids(letter) for letter in string.ascii_lowercase]
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
+    text = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    batch = processor(images=[PICTURE], text=[text], return_tensors="pt")
+    ids = model.generate(**batch, max_new_tokens=8, do_sample=False, prefix_allowed_tokens_fn=lambda *_: letters)
+    assert lm["a"] == processor.tokenizer.decode(ids[0, batch["input_ids"].shape[1] :])
 
 
 def test_dspy_image_fields(runtime: gl.Runtime) -> None:

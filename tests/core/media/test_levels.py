@@ -39,6 +39,27 @@ def test_bytes_become_the_values_of_the_processor(family: str) -> None:
         assert item.tensors()["pixel_values"].dtype == torch.float32 and runtime.stats().no_images == ""
 
 
+def test_a_video_of_one_frame_is_refused_where_the_processor_takes_two() -> None:
+    pytest.importorskip("torchvision")
+    model, processor = random_vision_model("qwen3_vl")
+    asked = [{"role": "user", "content": [{"type": "video", "video": [random_picture()]}]}]
+    with gl.Runtime(model, tokenizer=processor) as runtime, pytest.raises(gl.ConfigError, match="1 frame of 80 x 60"):
+        runtime.generate(asked, max_tokens=1)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_patches_are_those_of_the_processor(family: str) -> None:
+    pytest.importorskip("torchvision")
+    _, processor = random_vision_model(family)
+    own = HfProcessor(processor, {})
+    assert own._makes_patches
+    for seed, (width, height) in enumerate([(80, 60), (300, 200), (33, 190)]):
+        picture = random_picture(seed, width, height)
+        found, expected = own.image(picture), own._image(picture, own.hf.image_processor)
+        assert found.text == expected.text and found.ids.tolist() == expected.ids.tolist()
+        assert all(torch.equal(found.inputs[name], value) for name, value in expected.inputs.items())
+
+
 def test_a_processor_whose_values_are_no_function_of_the_byte_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchvision")
     _, processor = random_vision_model("qwen2_vl")

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 import graftlm as gl
 from graftlm.core.execution import vision
 from graftlm.core.execution.vision import _flat
 from graftlm.core.text.processor import TextProcessor
-from graftlm.testing.random_vision import random_picture, random_vision_model, save_vision_model
+from graftlm.testing.random_vision import random_gemma4_unified, random_picture, random_vision_model, save_vision_model
 from tests.vision import question, reference, written
 
 CAT, DOG = random_picture(0), random_picture(1, 60, 90)
@@ -214,6 +215,20 @@ def test_a_family_whose_pictures_differ_refuses_them_and_answers_texts(monkeypat
             runtime.generate(question("What is it?", CAT))
         assert answers(runtime, [question("No picture")]) == [expected]
         assert runtime.stats().execution.startswith("paged") and "differs" in runtime.stats().no_images
+
+
+def test_pictures_longer_than_the_window_see_both_ways_within_it_in_sliding_layers_alone() -> None:
+    pytest.importorskip("torchvision")
+    if not hasattr(transformers, "Gemma4UnifiedConfig"):
+        pytest.skip("needs transformers 5.24")
+    model, processor = random_gemma4_unified()
+    model.generation_config.cache_implementation = "static"
+    a, b = random_picture(0), random_picture(1, 120, 60)
+    prompts = [question("What?", a), question("Both?", a, b), question("No picture")]
+    expected = [reference(model, processor, prompt) for prompt in prompts]
+    assert expected[0][1] > 2 * model.config.text_config.sliding_window
+    with gl.Runtime(model, tokenizer=processor, device="cpu") as runtime:
+        assert answers(runtime, prompts) == expected == answers(runtime, prompts)
 
 
 def test_pictures_of_a_step_are_encoded_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
