@@ -37,7 +37,7 @@ print(json.dumps({"weights": weights, "pool": pool * per_token, "used": used}))
 
 def run(options: Options) -> Sequence[Row]:
     rows = []
-    for size, pool in options.choose((("30M", 4096),), (("30M", 4096), ("450M", 4096))):
+    for size, pool in options.choose((("30M", 2048),), (("30M", 4096), ("450M", 4096))):
         command = ["-c", SERVE, size, str(pool)]
         out = python_process.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         found = json.loads(out.splitlines()[-1])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 TEXT_RUN_AT_EXIT = "import atexit; from graftlm.core import interpreter_exit as ends\n"

@@ -33,7 +33,7 @@ print(json.dumps([left(10), left(10)]))
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
 def test_no_object_thread_or_descriptor_stays_of_a_closed_runtime() -> None:
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", CYCLES], cwd=root, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", CYCLES], cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (objects, *before), (objects_after, *after) = json.loads(done.stdout.splitlines()[-1])
     assert after == before

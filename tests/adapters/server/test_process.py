@@ -76,7 +76,7 @@ def wait_until(reached: Any, timeout_s: float = 30.0) -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "graftlm", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def test_each_key_opens_and_a_wrong_one_does_not(small: Served) -> None:

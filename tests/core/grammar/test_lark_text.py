@@ -193,6 +193,6 @@ def test_rules_that_lead_to_one_another_without_end_do_not_overflow_the_stack(is
         "except GrammarError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"lies more than 1,000 rules and groups deep in '{start}'; flatten" in done.stdout

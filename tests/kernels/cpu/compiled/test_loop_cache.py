@@ -172,7 +172,7 @@ end, _ = os.pipe()  # closed with this process, so the other one ends too
 waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 loop_cache._processes.append(subprocess.Popen(waits, stdin=end))
 """
-    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -100,7 +100,7 @@ vars(shared_shapes).update((name, None) for name in list(vars(shared_shapes)) if
 kept.clear()
 print([use() for use in in_use.values() if use.values[0] == 900])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.stderr) == ("[None]\n", "")
 
 
