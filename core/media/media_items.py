@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graftlm.core.chat.messages import ImagePart, VideoPart
 from graftlm.core.errors import ConfigError, GraftError, ModelError, shortened
 from graftlm.core.kv.memory import trim_blocks
@@ -177,11 +179,14 @@ class MediaItems:
         if options == self.hf.options.of_runtime:
             options = None
         form = (*picture.size, among_several, *_ordered(options))
-        digest = _digest(self.hf.fingerprint, "image", form, _bands(picture))
-        return self._items.of_pixels(
-            digest,
-            lambda: self._made(digest, _processed(self.hf, picture, among_several, options)),
-        )
+        small = picture.width * picture.height <= LARGE_PIXELS
+        pixels = np.array(picture) if small else None  # once: Pillow holds Python's lock meanwhile
+        digest = _digest(self.hf.fingerprint, "image", form, _bands(picture) if pixels is None else [pixels])
+
+        def make() -> MediaItem:
+            return self._made(digest, _processed(self.hf, picture, among_several, options, pixels))
+
+        return self._items.of_pixels(digest, make)
 
     def _video(self, part: VideoPart) -> MediaItem:
         if self.hf.markers["video"] is None or getattr(self.hf.hf, "video_processor", None) is None:
@@ -233,10 +238,12 @@ class _Room:
                 trim_blocks()
 
 
-def _processed(hf: HfProcessor, picture: Image, among_several: bool, options: Mapping[str, Any] | None) -> Processed:
+def _processed(
+    hf: HfProcessor, picture: Image, among_several: bool, options: Mapping[str, Any] | None, pixels: Any = None
+) -> Processed:
     """Process a picture. Raises ConfigError if the processor refuses the picture, or its own options."""
     try:
-        return hf.image(picture, among_several=among_several, options=options)
+        return hf.image(picture, among_several=among_several, options=options, pixels=pixels)
     except Exception as error:  # processors raise any error
         if options is None and not isinstance(error, ValueError):
             raise

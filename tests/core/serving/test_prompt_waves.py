@@ -38,17 +38,17 @@ def test_text_that_prompts_begin_with_counts_once() -> None:
 
 
 @pytest.mark.parametrize("picture", [bytes, lambda i: {"url": f"data:{i}"}, lambda i: [i]])
-def test_a_wave_has_four_new_pictures_and_the_first_one(picture: Any) -> None:
-    pictures = [picture(i) for i in range(1, 7)] * 2
+def test_a_wave_has_eight_new_pictures(picture: Any) -> None:
+    pictures = [picture(i) for i in range(1, 11)] * 2
     chats = [[{"role": "user", "content": [{"type": "image_url", "image_url": one}]}] for one in pictures]
-    assert sizes(*chats) == [1, 4, 7]
+    assert sizes(*chats) == [8, 12]
 
 
 def test_a_known_picture_counts_as_no_text() -> None:
-    chats = [[{"role": "user", "content": [{"type": "image", "image": bytes(i)}]}] for i in range(1, 12)]
+    chats = [[{"role": "user", "content": [{"type": "image", "image": bytes(i)}]}] for i in range(1, 16)]
     requests = [Request(chat) for chat in chats]
-    assert list(waves(requests, lambda source: len(source) < 6)) == [slice(0, 6), slice(6, 10), slice(10, 11)]
-    assert list(waves(requests, lambda source: True)) == [slice(0, 11)]
+    assert list(waves(requests, lambda source: len(source) < 6)) == [slice(0, 13), slice(13, 15)]
+    assert list(waves(requests, lambda source: True)) == [slice(0, 15)]
 
 
 def test_the_engine_has_the_first_wave_before_the_next_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
