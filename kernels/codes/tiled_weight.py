@@ -120,9 +120,9 @@ class TiledWeight:
 
     def bytes_by_output(self) -> torch.Tensor:
         """Return the codes of a weight in E4M3, as numbers of that type, [n, k]."""
-        from graftlm.kernels.codes.widen import widened
+        from graftlm.kernels.codes.widen import bytes_by_output
 
-        return widened(self, 0, self.num_outputs, torch.float8_e4m3fn)
+        return bytes_by_output(self).view(torch.float8_e4m3fn)
 
     def concat(self, others: Sequence[Weight]) -> Weight:
         raise ValueError("weights are concatenated before they are tiled")
