@@ -268,7 +268,8 @@ class Codes:
         gates = isinstance(weight, TiledWeight) and weight.gates
         if gates != (role == "gate_up"):
             return None
-        return CodesProduct(kernel, weight, bias, activation if gates else None, role == "add")
+        room = kernel.no_parts(weight.device) if self.name == "codes.matmul" else None
+        return CodesProduct(kernel, weight, bias, activation if gates else None, role == "add", given_parts=room)
 
 
 class WidenedGate:
