@@ -115,7 +115,12 @@ def kind_of(layer: nn.Module, rotary: nn.Module) -> dict[str, str]:
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return {}
     kinds = (getattr(m, name, None) for m in layer.modules() for name in ("layer_type", "attention_type"))
-    return {"layer_type": next(kind for kind in kinds if isinstance(kind, str))}
+    found = next((kind for kind in kinds if isinstance(kind, str)), None)
+    if found is None:  # the model reads it from its configuration
+        number = next(i for m in layer.modules() if isinstance(i := getattr(m, "layer_idx", None), int))
+        config: Any = rotary.config
+        found = config.layer_types[number]
+    return {"layer_type": found}
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
