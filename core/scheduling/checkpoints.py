@@ -170,5 +170,7 @@ def _remember(entries: OrderedDict[Any, None], key: object, limit: int) -> None:
 def _common(a: np.ndarray, b: np.ndarray) -> int:
     """Return the length of the longest common prefix of two id arrays."""
     length = min(len(a), len(b))
+    if length == 0 or a[0] != b[0]:  # most pairs of waiting prompts
+        return 0
     different = np.flatnonzero(a[:length] != b[:length])
     return int(different[0]) if different.size else length
