@@ -24,7 +24,7 @@ class _Group(NamedTuple):
     words: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _copy(
     table, tokens, rows, num_tokens, num_tensors, row_words, WORDS: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr
 ):

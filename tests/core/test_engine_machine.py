@@ -6,7 +6,7 @@ that is written twice, freed too early or read by the wrong sequence changes an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import cache
@@ -21,7 +21,7 @@ from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
 from graftlm.core.errors import GraftError, RequestCancelled, RequestTimeout, RequestTooLong
-from graftlm.core.kv.tiers.block_copier import Arrival, BlockCopier, BlockLayout
+from graftlm.core.kv.tiers.block_copier import Arrival, BlockCopier, BlockLayout, Run
 from graftlm.core.kv.tiers.block_index import BLOCK_TOKENS
 from graftlm.core.kv.tiers.host_memory import HostRows
 from graftlm.core.kv.tiers.loads import HostTier
@@ -73,21 +73,27 @@ class SummingRunner:
 
 
 class SlowCopier(BlockCopier):
-    """A copier whose blocks arrive after three looks, in a buffer that holds something else until then."""
+    """A copier whose blocks arrive after three looks; their slots hold something else until then."""
 
-    def fetch(self, rows: Sequence[torch.Tensor]) -> Arrival:
-        return SlowArrival(torch.empty(0), 0, None)
+    def load(self, runs: Sequence[Run], pieces: Sequence[torch.Tensor]) -> Arrival:
+        return SlowArrival(lambda: super(SlowCopier, self).load(runs, pieces))
 
 
 class SlowArrival(Arrival):
-    looks = 3
+    def __init__(self, copy: Callable[[], Any]) -> None:
+        super().__init__(None)
+        self._copy, self._looks = copy, 3
 
     def done(self) -> bool:
-        self.looks -= 1
-        return self.looks <= 0
+        self._looks -= 1
+        if self._looks == 0:
+            self._copy()
+        return self._looks <= 0
 
     def wait(self) -> None:
-        self.looks = 0
+        if self._looks > 0:
+            self._looks = 0
+            self._copy()
 
 
 def host_tier_of(runner: SummingRunner, num_blocks: int) -> HostTier:

@@ -21,7 +21,7 @@ def test_blocks_come_back_from_host_memory_unchanged_while_their_slots_are_writt
     starts = torch.randperm(5000 // BLOCK)[:40].tolist()
     for at in range(0, len(starts), 8):
         eight = [start * BLOCK for start in starts[at : at + 8]]
-        rows = [torch.empty(layout.num_bytes, dtype=torch.uint8).pin_memory() for _ in eight]
+        rows = torch.empty(len(eight), layout.num_bytes, dtype=torch.uint8).pin_memory().split([1, 4, len(eight) - 5])
         runs = [Run(row, 3 * (row % 2), start, BLOCK - 3 * (row % 2)) for row, start in enumerate(eight)]
         saved = copier.save(runs, rows)
         assert saved is not None
@@ -29,7 +29,7 @@ def test_blocks_come_back_from_host_memory_unchanged_while_their_slots_are_writt
             for run in runs:
                 part[run.start : run.start + run.size] = 0
         saved.synchronize()
-        copier.load(runs, rows, copier.fetch(rows))
+        copier.load(runs, rows).order_before(torch.cuda.current_stream())
     copier.synchronize()
     torch.cuda.synchronize()
     assert all(torch.equal(part, old) for part, old in zip(parts, before, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,25 +69,31 @@ class BlockLayout:
         return views
 
 
-class Arrival:
-    """Rows on their way from host memory to the device, copied concurrently with launched work."""
+class _Streams(NamedTuple):
+    """For copies out of a buffer, for copies into one, and for the kernel that stores what is in it."""
 
-    def __init__(self, rows: torch.Tensor, half: int, event: torch.cuda.Event | None) -> None:
-        self.rows = rows
-        self.half = half
+    out: torch.cuda.Stream
+    into: torch.cuda.Stream
+    placing: torch.cuda.Stream
+
+
+class Arrival:
+    """Rows on their way from host memory to slots, copied concurrently with launched work."""
+
+    def __init__(self, event: torch.cuda.Event | None) -> None:
         self._event = event
 
     def done(self) -> bool:
-        """Return True once all bytes have arrived."""
+        """Return True once all tokens are in their slots."""
         return self._event is None or bool(self._event.query())
 
     def wait(self) -> None:
-        """Block until all bytes have arrived."""
+        """Block until all tokens are in their slots."""
         if self._event is not None:
             self._event.synchronize()
 
     def order_before(self, stream: torch.cuda.Stream) -> None:
-        """Let later launches on `stream` run after all bytes have arrived."""
+        """Let later launches on `stream` run after all tokens are in their slots."""
         if self._event is not None:
             stream.wait_event(self._event)
 
@@ -94,10 +101,12 @@ class Arrival:
 class BlockCopier:
     """Copies blocks between slots and rows in host memory.
 
-    On a GPU both directions pass through device buffers: kernels on the stream of the steps pack and unpack them, in
-    the order of the steps, so that no copy can read a slot before its step has written it, nor write one that an
-    earlier step still reads. The copies between buffers and pinned host memory run on one stream of their own, in the
-    order of their calls. A buffer has two halves; events keep each half until its bytes have left it.
+    On a GPU both directions pass through device buffers, and each has a stream of its own for the copies between
+    buffers and pinned host memory. Out: a kernel on the stream of the steps packs the tokens, in the order of the
+    steps, so that no copy reads a slot before its step has written it. In: a kernel on a third stream stores the
+    tokens, after all steps that are launched by then, so that no slot is written that an earlier step still reads. So
+    no copy waits for the host once it has begun, however long the steps are. A buffer has two halves; events keep each
+    half until its bytes have left it.
 
     capacity  rows of a half: the most that one call takes
     """
@@ -106,77 +115,101 @@ class BlockCopier:
         self.layout = layout
         self.device = parts[0].device
         self._parts = [part.view(_bits(part.dtype)) for part in parts]
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: _Streams | None = None
         if self.device.type == "cuda":
             memory = torch.cuda.get_device_properties(self.device).total_memory
             staging_bytes = min(staging_bytes, int(memory * STAGING_SHARE) // 4)
         self.capacity = max(1, min(staging_bytes // layout.num_bytes, MOST_ROWS))
         self._halves = [0, 0]
         if self.device.type == "cuda":
-            self._stream = torch.cuda.Stream(self.device)
+            self._streams = _Streams(*(torch.cuda.Stream(self.device) for _ in range(3)))
             shape = (2, 2, self.capacity, layout.num_bytes)  # direction, half
             self._buffers = torch.empty(shape, dtype=torch.uint8, device=self.device)
             self._free: list[list[torch.cuda.Event | None]] = [[None, None], [None, None]]
+            self._saving: deque[tuple[torch.cuda.Event, set[int]]] = deque()
             self._make_block_rows(parts)
 
     @property
     def idle(self) -> bool:
         """Whether the next `save` starts without waiting for an earlier one."""
-        if self._stream is None:
+        if self._streams is None:
             return True
         event = self._free[0][self._halves[0]]
         return event is None or bool(event.query())
 
-    def save(self, runs: Sequence[Run], rows: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
+    def save(self, runs: Sequence[Run], pieces: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
         """Copy tokens out to rows of host memory, at most `capacity`; the slots may be written again by later launches.
 
-        rows  uint8 [num_bytes] each, pinned for a GPU. They are complete once the returned event has passed
+        pieces  uint8 [num_rows, num_bytes] each, pinned for a GPU, together the rows of the runs in their order. They
+                are complete once the returned event has passed
         """
         with torch.inference_mode():
-            if self._stream is None:
-                self._gather(runs, [self.layout.views(row[None]) for row in rows])
+            if self._streams is None:
+                self._gather(runs, [self.layout.views(row[None]) for piece in pieces for row in piece])
                 return None
             buffer, half = self._half(0)
-            current = torch.cuda.current_stream(self.device)
+            out, current = self._streams.out, torch.cuda.current_stream(self.device)
             if (free := self._free[0][half]) is not None:
                 current.wait_event(free)
-            self._gather_by_index(runs, buffer[: len(rows)])
-            self._stream.wait_event(current.record_event())
-            with torch.cuda.stream(self._stream):
-                for index, row in enumerate(rows):
-                    row.copy_(buffer[index], non_blocking=True)
-            done: torch.cuda.Event = self._stream.record_event()
+            copies = _beside(buffer, pieces)
+            self._gather_by_index(runs, buffer)
+            out.wait_event(current.record_event())
+            with torch.cuda.stream(out):
+                for piece, packed in copies:
+                    piece.copy_(packed, non_blocking=True)
+            done: torch.cuda.Event = out.record_event()
             self._free[0][half] = done
+            self._forget_saved()
+            self._saving.append((done, self._addresses(pieces)))
             return done
 
-    def fetch(self, rows: Sequence[torch.Tensor]) -> Arrival:
-        """Start to copy rows of host memory to the device, at most `capacity`. `load` takes what has arrived."""
-        if self._stream is None:
-            return Arrival(torch.empty(0), 0, None)
-        buffer, half = self._half(1)
-        with torch.inference_mode():
-            if (free := self._free[1][half]) is not None:
-                self._stream.wait_event(free)
-            with torch.cuda.stream(self._stream):
-                for index, row in enumerate(rows):
-                    buffer[index].copy_(row, non_blocking=True)
-            return Arrival(buffer[: len(rows)], half, self._stream.record_event())
+    def load(self, runs: Sequence[Run], pieces: Sequence[torch.Tensor]) -> Arrival:
+        """Start to copy tokens of rows of host memory, at most `capacity`, to their slots. pieces: as for `save`
 
-    def load(self, runs: Sequence[Run], rows: Sequence[torch.Tensor], arrival: Arrival) -> None:
-        """Store the tokens of fetched rows in their slots, after all earlier launches and before all later ones."""
+        The slots are written after all earlier launches; later ones may read them once they have arrived. The rows
+        must not change before that.
+        """
         with torch.inference_mode():
-            if self._stream is None:
-                self._scatter(runs, [self.layout.views(row[None]) for row in rows])
-                return
-            current = torch.cuda.current_stream(self.device)
-            arrival.order_before(current)
-            self._scatter_by_index(runs, arrival.rows)
-            self._free[1][arrival.half] = current.record_event()
+            if self._streams is None:
+                self._scatter(runs, [self.layout.views(row[None]) for piece in pieces for row in piece])
+                return Arrival(None)
+            buffer, half = self._half(1)
+            into, placing, launched = self._streams.into, self._streams.placing, torch.cuda.current_stream(self.device)
+            self._await_saves(into, pieces)
+            if (free := self._free[1][half]) is not None:
+                into.wait_event(free)
+            with torch.cuda.stream(into):
+                for piece, packed in _beside(buffer, pieces):
+                    packed.copy_(piece, non_blocking=True)
+            placing.wait_event(into.record_event())
+            placing.wait_event(launched.record_event())
+            with torch.cuda.stream(placing):
+                self._scatter_by_index(runs, buffer)
+            done: torch.cuda.Event = placing.record_event()
+            self._free[1][half] = done
+            return Arrival(done)
 
     def synchronize(self) -> None:
         """Block until all copies have ended."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._streams is not None:
+            for stream in self._streams:
+                stream.synchronize()
+
+    def _addresses(self, pieces: Sequence[torch.Tensor]) -> set[int]:
+        """Return the addresses of rows of host memory."""
+        return {piece.data_ptr() + i * self.layout.num_bytes for piece in pieces for i in range(len(piece))}
+
+    def _await_saves(self, stream: torch.cuda.Stream, pieces: Sequence[torch.Tensor]) -> None:
+        """Let later copies on `stream` wait for the saves of these rows that are under way."""
+        self._forget_saved()
+        read = self._addresses(pieces)
+        last = next((event for event, saved in reversed(self._saving) if saved & read), None)
+        if last is not None:
+            stream.wait_event(last)
+
+    def _forget_saved(self) -> None:
+        while self._saving and self._saving[0][0].query():
+            self._saving.popleft()
 
     def _half(self, direction: int) -> tuple[torch.Tensor, int]:
         half = self._halves[direction]
@@ -206,14 +239,14 @@ class BlockCopier:
 
     def _gather_by_index(self, runs: Sequence[Run], rows: torch.Tensor) -> None:
         tokens = self._tokens_of(runs)
-        for view, part in self._slot_by_slot(self.layout.views(rows)):
+        for view, part in self._slot_by_slot(rows):
             view[tokens[2], tokens[1]] = part[tokens[0]]
         if self._block_rows is not None:
             self._block_rows.gather(tokens, rows)
 
     def _scatter_by_index(self, runs: Sequence[Run], rows: torch.Tensor) -> None:
         tokens = self._tokens_of(runs)
-        for view, part in self._slot_by_slot(self.layout.views(rows)):
+        for view, part in self._slot_by_slot(rows):
             part.index_copy_(0, tokens[0], view[tokens[2], tokens[1]])
         if self._block_rows is not None:
             self._block_rows.scatter(tokens, rows)
@@ -225,10 +258,16 @@ class BlockCopier:
         rows = np.repeat([run.row for run in runs], [run.size for run in runs])
         return send(np.stack([slots, tokens, rows]), self.device)
 
-    def _slot_by_slot(self, views: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the view and the part of each tensor that no kernel copies."""
-        left = range(len(views)) if self._block_rows is None else self._block_rows.left
+    def _slot_by_slot(self, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the view of rows and the part of each tensor that no kernel copies."""
+        left = range(len(self._parts)) if self._block_rows is None else self._block_rows.left
+        views = self.layout.views(rows) if left else []
         return [(views[i], self._parts[i]) for i in left]
+
+
+def _beside(buffer: torch.Tensor, pieces: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return each piece with its rows of a buffer, one after the other."""
+    return list(zip(pieces, buffer[: sum(map(len, pieces))].split([len(piece) for piece in pieces]), strict=True))
 
 
 def _bits(dtype: torch.dtype) -> torch.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,6 +49,22 @@ class HostRows:
             self._thread = threading.Thread(target=self._register, args=(self._data, self._device), daemon=True)
             self._thread.start()
 
+    def pieces(self, indices: Sequence[int]) -> list[Tensor]:
+        """Return rows by their indices, uint8 [num_rows, row_bytes] each: rows that lie together in one tensor.
+
+        A tensor is copied at once, so none is in two registrations.
+        """
+        if self._stride != self._rows.shape[1]:
+            return [self._rows[index : index + 1] for index in indices]
+        most, pieces, start = max(REGISTERED_BYTES // self._stride, 1), [], 0
+        for place in range(1, len(indices) + 1):
+            first = indices[start]
+            together = place < len(indices) and indices[place] == first + place - start
+            if not together or indices[place] // most != first // most:
+                pieces.append(self._rows[first : first + place - start])
+                start = place
+        return pieces
+
     def row(self, index: int) -> Tensor:
         """Return a row, uint8 [row_bytes]."""
         return self._rows[index]
@@ -66,7 +83,7 @@ class HostRows:
     def _register(self, data: Tensor, device: torch.device) -> None:
         try:
             with torch.cuda.device(device):
-                piece = max(REGISTERED_BYTES // self._stride, 1) * self._stride
+                piece = max(REGISTERED_BYTES // self._stride, 1) * self._stride  # whole rows
                 for start in range(0, len(data), piece):
                     if self._ends:
                         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from graftlm.core.kv.radix import Node
 from graftlm.core.kv.tiers.block_copier import Arrival, BlockCopier, Run
@@ -14,10 +15,12 @@ from graftlm.core.kv.tiers.block_index import BLOCK_TOKENS, BlockIndex, Entry, F
 from graftlm.kernels.wire_plan import Extent, clip_range
 
 if TYPE_CHECKING:
-    import torch
-
     from graftlm.core.kv.prefix_cache import PrefixCache
     from graftlm.core.kv.tiers.host_memory import HostRows
+
+
+MOST_COPIES = 8
+"""Copies that are launched and have not arrived: some 50 ms of them, so that they go on during a long step."""
 
 
 class HostTier(NamedTuple):
@@ -78,7 +81,7 @@ class Loads:
         self.states = states
         self.loaded_tokens = 0
         self._loads: deque[Load] = deque()
-        self._arrivals: deque[tuple[Load, Arrival, list[Found], list[Run], list[torch.Tensor]]] = deque()
+        self._arrivals: deque[tuple[Load, Arrival, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -144,21 +147,19 @@ class Loads:
             load.kept = None
 
     def poll(self) -> None:
-        """Store the blocks that have arrived, begin to copy the next ones, and publish what is complete. Never waits.
+        """Count the blocks that have arrived, begin to copy the next ones, and publish what is complete. Never waits.
 
         Call between steps.
         """
-        copier = self.host.copier
         progress = True
         while progress:
             progress = False
             while self._arrivals and self._arrivals[0][1].done():
-                load, arrival, found, runs, rows = self._arrivals.popleft()
-                copier.load(runs, rows, arrival)
-                load.num_loaded += len(found)
+                load, _, num_blocks = self._arrivals.popleft()
+                load.num_loaded += num_blocks
                 progress = True
             for load in self._loads:
-                while load.num_fetched < len(load.found) and len(self._arrivals) < 2:
+                while load.num_fetched < len(load.found) and len(self._arrivals) < MOST_COPIES:
                     self._fetch(load)
                     progress = True
             while self._loads and self._loads[0].num_loaded == len(self._loads[0].found):
@@ -185,7 +186,7 @@ class Loads:
         """Begin to copy the next blocks of a load to the device."""
         first = load.num_fetched
         found = load.found[first : first + self.host.copier.capacity]
-        rows = [self.host.rows.row(one.entry.row) for one in found]
+        pieces = self.host.rows.pieces([one.entry.row for one in found])
         runs: list[Run] = []
         base = load.have // BLOCK_TOKENS + first
         for row, one in enumerate(found):
@@ -195,7 +196,7 @@ class Loads:
             for extent in clip_range(load.extents, low - load.have, high - load.have):
                 runs.append(Run(row, offset, extent.start, extent.size))
                 offset += extent.size
-        self._arrivals.append((load, self.host.copier.fetch(rows), found, runs, rows))
+        self._arrivals.append((load, self.host.copier.load(runs, pieces), len(found)))
         load.num_fetched += len(found)
 
     def _finish(self, load: Load) -> None:
@@ -223,8 +224,9 @@ class Loads:
         self.cache.tree.lock(node)
         slot = states.take()
         if slot is not None:
-            arrival = copier.fetch([rows.row(entry.row)])
-            copier.load([Run(0, 0, slot, 1)], [rows.row(entry.row)], arrival)
+            arrival = copier.load([Run(0, 0, slot, 1)], rows.pieces([entry.row]))
+            if copier.device.type == "cuda":
+                arrival.order_before(torch.cuda.current_stream(copier.device))
             states.count(slot, load.stop)
             states.attach(node, slot)
         self.cache.tree.unlock(node)

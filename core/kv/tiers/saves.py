@@ -97,8 +97,8 @@ class Saves:
             event = None
             if copies:
                 places = {row: place for place, row in enumerate(copies)}
-                rows = [self.host.rows.row(blocks[i].entry.row) for i in copies]
-                event = self.host.copier.save([run._replace(row=places[run.row]) for run in runs], rows)
+                pieces = self.host.rows.pieces([blocks[i].entry.row for i in copies])
+                event = self.host.copier.save([run._replace(row=places[run.row]) for run in runs], pieces)
             for block in blocks:
                 if block.file is not None and self.folder is not None:
                     self.folder.copied(event, self.index, block.entry, block.file)
@@ -121,7 +121,7 @@ class Saves:
             if entry is None:
                 return False
             assert node.state is not None
-            event = copier.save([Run(0, 0, node.state, 1)], [rows.row(entry.row)])
+            event = copier.save([Run(0, 0, node.state, 1)], rows.pieces([entry.row]))
         if file is not None and self.folder is not None:
             entry.readers += 1
             self.folder.copied(event, self.states, entry, file)
