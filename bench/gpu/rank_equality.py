@@ -38,7 +38,7 @@ STACKS_S = 40
 """Seconds between two prints of what all threads of a rank do."""
 
 
-def answers(kind: str, ranks: int, cpu: bool) -> dict[str, Any]:
+def answers(kind: str, ranks: int, cpu: bool, stacks: bool) -> dict[str, Any]:
     """Return the answers of one family, and the gaps of its likeliest tokens."""
     import graftlm as gl
     from tests.models import FIXED, byte_tokenizer, random_prompt, tiny_model
@@ -56,7 +56,7 @@ def answers(kind: str, ranks: int, cpu: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         tiny_model(kind, **sizes).save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
-        if ranks > 1:
+        if stacks and ranks > 1:
             patched_follower.apply(["stacks"], Path(folder))
         cache = gl.CacheConfig(max_tokens=20_000)
         say("model written")
@@ -92,7 +92,7 @@ def child(kind: str, ranks: int, given: argparse.Namespace, out: Path, limit: fl
     """Run one family in a process of its own. -> what went wrong, if anything did"""
     command = ["-m", "bench.gpu.rank_equality", kind, "--job", str(ranks), "--out", str(out)]
     process = python_process.start(
-        command + ["--cpu"] * given.cpu,
+        command + ["--cpu"] * given.cpu + ["--stacks"] * given.stacks,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         cwd=ROOT,
         start_new_session=True,
@@ -115,13 +115,15 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="answers of this number of GPUs alone")
     parser.add_argument("--answers", type=Path, help="folder that keeps the answers")
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--stacks", action="store_true", help=f"print every {STACKS_S} s what all threads do")
     parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:
-        faulthandler.dump_traceback_later(STACKS_S, repeat=True)
+        if given.stacks:  # a dump beside running threads may end the process
+            faulthandler.dump_traceback_later(STACKS_S, repeat=True)
         try:
-            found = answers(given.kinds[0], given.job, given.cpu)
+            found = answers(given.kinds[0], given.job, given.cpu, given.stacks)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
