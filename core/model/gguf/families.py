@@ -161,7 +161,7 @@ def rope(file: GgufFile) -> Config:
     """
     theta = float(file.get("rope.freq_base", 10_000.0))
     plain: Config = {"rope_type": "default", "rope_theta": theta}
-    kind, factor = file.get("rope.scaling.type"), file.get("rope.scaling.factor")
+    kind, factor = file.get("rope.scaling.type"), file.get("rope.scaling.factor") or file.get("rope.scale_linear")
     original = file.get("rope.scaling.original_context_length")
     factors = file.floats("rope_freqs.weight")
     if factors is not None:
@@ -173,6 +173,9 @@ def rope(file: GgufFile) -> Config:
         for name in ("beta_fast", "beta_slow"):
             if file.get(f"rope.scaling.yarn_{name}") is not None:
                 scaled[name] = float(file.get(f"rope.scaling.yarn_{name}"))
+        times = file.get("rope.scaling.attn_factor")
+        if times:  # beside the factor that follows from the scaling
+            scaled["attention_factor"] = float(times) * (1 + 0.1 * math.log(float(factor)))
         return plain | scaled
     if kind not in (None, "none", "longrope"):
         raise ModelError(f"{str(file.paths[0])!r} scales its rotary embedding by {kind!r}, which is not supported")

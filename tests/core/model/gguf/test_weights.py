@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,34 @@ def test_llama_3_scales_its_rotations_by_factors_in_the_file(tmp_path: Path) -> 
         torch.testing.assert_close(read.model.rotary_emb.inv_freq, expected)
         assert read.model.rotary_emb.attention_scaling == 1.0
     assert read_gguf(path).floats("rope_freqs.weight") is not None
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({"rope__scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__original_context_length": 32,
+                "rope__scaling__attn_factor": 0.5,
+            },
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 0.5 * (1 + 0.1 * math.log(4)),
+            },
+        ),
+    ],
+)
+def test_rotations_are_scaled_as_the_metadata_says(
+    written: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also by a key of old files, which was read as no scaling."""
+    model = tiny_model("llama", rope_parameters={"rope_theta": 10_000.0, **expected})
+    read: Any = read_weights(resolve(tiny_gguf(tmp_path / "tiny.gguf", model, **written)), CPU, torch.device("cpu"))
+    own: Any = model
+    torch.testing.assert_close(read.model.rotary_emb.inv_freq, own.model.rotary_emb.inv_freq)
+    assert read.model.rotary_emb.attention_scaling == pytest.approx(own.model.rotary_emb.attention_scaling)
