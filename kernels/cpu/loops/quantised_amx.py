@@ -1,7 +1,8 @@
 """The matmul of many rows with a quantised panel by AMX tiles, as LLVM instructions: codes become tiles of bfloat16.
 
 A tile multiplies 16 rows by 16 outputs for the inputs of one block, whose scales then multiply its float32 sums: the
-codes stay exact. Vector instructions add one tile's sums while the next one is multiplied.
+codes stay exact. While a tile is multiplied, vector instructions decode the codes of the next block and add the sums of
+the tile before: each of these waits for nothing that was written just now.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Matmul:
         self.tile_bytes = kind.block // 2 * _LINE
         self.num_tiles = builder.udiv(builder.add(self.num_rows, constant(ROWS - 1)), constant(ROWS))
         self.rows = builder.udiv(builder.sub(builder.add(self.num_rows, self.num_tiles), constant(1)), self.num_tiles)
-        self.codes = _memory(builder, _VECTORS * self.tile_bytes)
+        self._codes = _memory(builder, 2 * _VECTORS * self.tile_bytes)  # of even and of odd blocks
         self.parts = _memory(builder, _VECTORS * ROWS * _LINE)
         # the tiles whose sums are in `parts`: block + 1 or 0, first row, rows that a tile before has computed
         self.last = [cgutils.alloca_once_value(builder, constant(0)) for _ in range(3)]
@@ -98,39 +99,54 @@ class _Matmul:
         with cgutils.for_range(builder, builder.mul(self.num_rows, constant(_VECTORS))) as loop:
             place = builder.mul(loop.index, constant(_LINE))
             builder.store(ir.Constant(FLOATS, [0.0] * 16), address(builder, self.c, place, FLOATS), align=4)
-        with cgutils.for_range(builder, self.num_blocks) as blocks:
-            self._decode(builder.add(self.weight, builder.mul(blocks.index, constant(self.kind.block_bytes))))
-            with cgutils.for_range(builder, self.num_tiles) as loop:
-                whole, final = builder.mul(loop.index, self.rows), builder.sub(self.num_rows, self.rows)
-                first = builder.select(builder.icmp_signed("<", whole, final), whole, final)
-                self._multiply(blocks.index, first)
-                self._add_last()
-                for vector in range(_VECTORS):
-                    tiles.store(vector, builder.add(self.parts, constant(vector * ROWS * _LINE)), constant(_LINE))
-                now = builder.add(blocks.index, constant(1)), first, builder.sub(whole, first)
-                for value, place in zip(now, self.last, strict=True):
-                    builder.store(value, place)
+        self._decode(constant(0))
+        with (
+            cgutils.for_range(builder, self.num_blocks) as blocks,
+            cgutils.for_range(builder, self.num_tiles) as loop,
+        ):
+            whole, final = builder.mul(loop.index, self.rows), builder.sub(self.num_rows, self.rows)
+            first = builder.select(builder.icmp_signed("<", whole, final), whole, final)
+            self._multiply(blocks.index, first)
+            later = builder.add(blocks.index, constant(1))
+            is_first, has_next = builder.icmp_signed("==", whole, constant(0)), self._before_end(later)
+            with builder.if_then(builder.and_(is_first, has_next)):
+                self._decode(later)
+            self._add_last()
+            for vector in range(_VECTORS):
+                tiles.store(vector, builder.add(self.parts, constant(vector * ROWS * _LINE)), constant(_LINE))
+            now = later, first, builder.sub(whole, first)
+            for value, place in zip(now, self.last, strict=True):
+                builder.store(value, place)
         self._add_last()
         tiles.release()
 
-    def _decode(self, base: Any) -> None:
+    def _before_end(self, block: Any) -> Any:
+        return self.builder.icmp_signed("<", block, self.num_blocks)
+
+    def _codes_of(self, block: Any) -> Any:
+        """Return the address of a block's decoded codes."""
+        odd = self.builder.and_(block, constant(1))
+        return self.builder.add(self._codes, self.builder.mul(odd, constant(_VECTORS * self.tile_bytes)))
+
+    def _decode(self, block: Any) -> None:
         """Store a block's codes as a tile of bfloat16 for each vector of outputs."""
-        builder = self.builder
+        builder, codes = self.builder, self._codes_of(block)
+        base = builder.add(self.weight, builder.mul(block, constant(self.kind.block_bytes)))
         for chunk in range(self.kind.block // INPUTS):
             line = builder.add(base, constant(chunk * self.kind.line_bytes))
             for vector in range(_VECTORS):
                 for offset, operand in self.decoder.operands(line, vector):
                     place = vector * self.tile_bytes + (chunk * INPUTS // 2 + offset // 4) * _LINE
-                    builder.store(operand, address(builder, self.codes, constant(place), operand.type), align=_LINE)
+                    builder.store(operand, address(builder, codes, constant(place), operand.type), align=_LINE)
 
     def _multiply(self, block: Any, first: Any) -> None:
         """Multiply a block's codes by the rows from `first` on."""
-        builder, tiles = self.builder, self.tiles
+        builder, tiles, codes = self.builder, self.tiles, self._codes_of(block)
         inputs = builder.add(self.x, builder.mul(block, constant(2 * self.kind.block)))
         tiles.load(_INPUTS, builder.add(inputs, builder.mul(first, self.x_row)), self.x_row)
         for vector, tile in enumerate(_CODES):
             tiles.zero(vector)
-            tiles.load(tile, builder.add(self.codes, constant(vector * self.tile_bytes)), constant(_LINE))
+            tiles.load(tile, builder.add(codes, constant(vector * self.tile_bytes)), constant(_LINE))
             tiles.dot(vector, _INPUTS, tile)
 
     def _add_last(self) -> None:
