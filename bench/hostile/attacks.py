@@ -202,11 +202,14 @@ def _url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def _encoded(width: int, height: int, shade: int = 0) -> bytes:
+def _encoded(width: int, height: int, shade: int = 0, *, turned: bool = False) -> bytes:
+    """Encode one colour. turned: with an alpha channel, lying on its side by its EXIF"""
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.new("RGB", (width, height), (shade % 256, shade // 256 % 256, 9)).save(file, "PNG")
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6 if turned else 1
+    picture = Image.new("RGB", (width, height), (shade % 256, shade // 256 % 256, 9))
+    (picture.convert("RGBA") if turned else picture).save(file, "PNG", exif=exif)
     return file.getvalue()
 
 
@@ -234,6 +237,7 @@ PICTURES = {
     "truncated pictures": _pictures(_truncated),
     "pictures of 900 million pixels": _pictures(_stated),
     "pictures of 33 million pixels": _pictures(lambda number: _url(_encoded(5700, 5800, number))),
+    "turned pictures with alpha": _pictures(lambda number: _url(_encoded(5700, 5800, number, turned=True))),
     "paths and addresses inside": _pictures(lambda number: _INSIDE[number % len(_INSIDE)]),
     "20 MB that are no picture": _pictures(lambda number: _url(b"%d" % number + b"\0" * 19_000_000)),
 }
