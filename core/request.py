@@ -12,6 +12,7 @@ import numpy as np
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, GraftError, failure_of
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.serving import telemetry
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from graftlm.core.chat.thinking import Thinking
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.metrics import PrefixMiss
-    from graftlm.core.prompt_input import PromptInput
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 
@@ -337,4 +337,6 @@ def is_batch(prompt: Any) -> bool:
     if not prompt:
         raise ConfigError("the list of prompts is empty; give at least one")
     first = prompt[0]
-    return isinstance(first, str) or (isinstance(first, Sequence | np.ndarray) and not isinstance(first, Mapping))
+    if isinstance(first, str | PromptInput):
+        return True
+    return isinstance(first, Sequence | np.ndarray) and not isinstance(first, Mapping)

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     Prompts = (
         list[str]
         | tuple[str, ...]
+        | Sequence[PromptInput]
         | Sequence[Sequence[int]]
         | Sequence[Sequence[Mapping[str, object]]]
         | Sequence[Sequence[Message]]

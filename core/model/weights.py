@@ -22,6 +22,7 @@ from graftlm.core.model.gguf.folder import listed_gguf
 from graftlm.core.model.gguf.reader import GgufFile
 from graftlm.core.model.quantised.format_check import (
     METHODS,
+    REMEDY,
     check_format,
     check_unexpected,
     quantization_of,
@@ -158,6 +159,11 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
                 source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
             )
     except Exception as error:
+        if method is not None:
+            raise ModelError(
+                f"the weights of {source!r} are quantised as {method!r}, which transformers could not read here: "
+                f"{why_not(source, error)}; install the package that it names, if it names one, or {REMEDY}"
+            ) from error
         where = "folder" if os.path.isdir(source) else "Hugging Face id"
         raise ModelError(f"no model could be loaded from the {where} {source!r}: {why_not(source, error)}") from error
     loaded: nn.Module

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
+import numpy as np
 import pytest
 
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.errors import ConfigError, EngineError, ModelError, PluginError, RequestTimeout, RequestTooLong
+from graftlm.core.prompt_input import PromptInput
 from graftlm.core.request import Chunk, Request
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
@@ -61,6 +63,14 @@ def test_greedy_tokens_equal_transformers(kind: str, options: dict[str, object])
     assert alone.token_ids == expected[0]
     assert [c.token_ids for c in batch] == expected
     assert [c.token_ids for c in again] == expected
+
+
+def test_prepared_prompts_are_taken_alone_and_in_a_list(rt: Runtime) -> None:
+    ids = random_prompt(9, seed=3)
+    prepared = PromptInput(np.array(ids, np.int32))
+    alone = rt.generate(ids, **GREEDY).token_ids
+    assert [one.token_ids for one in rt.generate([prepared, prepared], **GREEDY)] == [alone, alone]
+    assert rt.generate(prepared, **GREEDY).token_ids == alone
 
 
 def test_sixteen_threads_get_the_tokens_that_one_gets(rt: Runtime) -> None:

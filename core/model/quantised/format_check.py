@@ -45,7 +45,7 @@ _PART = re.compile(r"scale|zero|packed|qweight|absmax|codebook|quant")
 _UNUSED = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".input_scale", ".output_scale")
 """Ends of the names of scales of activations and KV, which no weight needs: this runtime computes its own."""
 
-_REMEDY = "use another file of the model: its original in bfloat16, or one of a format that docs/quantised.md lists"
+REMEDY = "use another file of the model: its original in bfloat16, or one of a format that docs/quantised.md lists"
 
 
 def check_format(source: str, hf_config: Any) -> str | None:
@@ -58,7 +58,7 @@ def check_format(source: str, hf_config: Any) -> str | None:
     quantization = quantization_of(hf_config, folder)
     method = str(quantization["quant_method"]) if quantization is not None else None
     if method is not None and method not in _methods():
-        raise ModelError(f"the weights of {source!r} are quantised as {method!r}, which cannot be read; {_REMEDY}")
+        raise ModelError(f"the weights of {source!r} are quantised as {method!r}, which cannot be read; {REMEDY}")
     names = tensor_headers(folder) if folder is not None else {}
     _check_names(source, names, method)
     return method
@@ -72,7 +72,7 @@ def check_unexpected(source: str, names: Iterable[str], method: str | None) -> N
     if parts:
         raise ModelError(
             f"{len(parts)} tensors of {source!r}, {parts[0]!r} first, look like parts of quantised weights, and the "
-            f"model has no place for them; {_REMEDY}"
+            f"model has no place for them; {REMEDY}"
         )
 
 
@@ -91,7 +91,7 @@ def _check_names(source: str, names: Iterable[str], method: str | None) -> None:
     raise ModelError(
         f"the weights of {source!r} are quantised: {len(tensors)} tensors are called *{suffix}, {tensors[0]!r} first, "
         f"as {written_by} writes them, but config.json {said}. Without it they would be read as plain numbers; restore "
-        f"config.json from where the model came from, or {_REMEDY}"
+        f"config.json from where the model came from, or {REMEDY}"
     )
 
 

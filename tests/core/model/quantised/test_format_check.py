@@ -69,6 +69,13 @@ def test_a_method_that_nothing_reads_is_refused_by_name(folder: Path) -> None:
         load(folder)
 
 
+def test_a_method_whose_package_is_missing_is_refused_by_name(folder: Path) -> None:
+    sizes = {"in_group_size": 8, "out_group_size": 1, "num_codebooks": 1, "nbits_per_codebook": 16}
+    add(folder, {}, {"quant_method": "aqlm", **sizes})
+    with pytest.raises(ModelError, match=r"as 'aqlm', which transformers could not read here.*AQLM.*use another file"):
+        load(folder)
+
+
 def test_tensors_of_another_method_are_refused(folder: Path) -> None:
     add(folder, {f"{NAME}.qweight": torch.ones(1)}, {"quant_method": "fp8", "weight_block_size": [128, 128]})
     with pytest.raises(ModelError, match=r"qweight.* as auto-round or awq or gptq or sinq writes them, .* as 'fp8'"):
