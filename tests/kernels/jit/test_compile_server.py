@@ -80,7 +80,7 @@ def _kernel_modules(language: str) -> set[str]:
     kernels = Path(compile_worker.__file__).parents[1]
     for path in kernels.rglob("*.py"):
         source = path.read_text()
-        names = re.findall(rf"@(?:{language})\.jit.*\n(?:@.*\n)*def (\w+)", source)
+        names = re.findall(rf"@(?:{language})\.jit(?:\([^()]*\))?.*\n(?:@.*\n)*def (\w+)", source)
         if any(re.search(rf"^ +{name}\[", source, re.MULTILINE) for name in names):
             found.add(".".join(path.relative_to(kernels).with_suffix("").parts))
     return found
