@@ -90,5 +90,5 @@ def _coded_experts(
     biases = weights.gate_up_bias, weights.down_bias
     up_bias = biases[0].reshape(-1)[outputs].float() if biases[0] is not None else None
     down_bias = biases[1].reshape(-1).float() if biases[1] is not None else None
-    held = kernel.CodedExperts(tiles[0], up_bias, tiles[1], down_bias, num_experts, gate, kernel.no_parts(device))
+    held = kernel.CodedExperts(tiles[0], up_bias, tiles[1], down_bias, num_experts, gate)
     return lambda x, experts, scales: kernel.coded_parts(x, held, experts, scales)

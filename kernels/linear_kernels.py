@@ -268,8 +268,7 @@ class Codes:
         gates = isinstance(weight, TiledWeight) and weight.gates
         if gates != (role == "gate_up"):
             return None
-        room = kernel.no_parts(weight.device) if self.name == "codes.matmul" else None
-        return CodesProduct(kernel, weight, bias, activation if gates else None, role == "add", given_parts=room)
+        return CodesProduct(kernel, weight, bias, activation if gates else None, role == "add")
 
 
 class WidenedGate:

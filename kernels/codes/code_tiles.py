@@ -422,55 +422,6 @@ def take_over(sums, given, handed, TEAMS: gl.constexpr, turn):
 
 
 @gluon.jit
-def place_of():
-    """Return the program's place among all: the last to begin is the first, so that none waits for a later one."""
-    return gl.num_programs(0) - 1 - gl.program_id(0)
-
-
-@gluon.jit
-def share_of(num_items, steps):
-    """Return the steps [begin, end) of all items' steps that are this program's.
-
-    Programs have equally many, up to one, and no fewer than an item has: an item is of two neighbouring programs at
-    most, the last one of the first and the first one of the second.
-    """
-    programs = gl.maximum(gl.minimum(gl.num_programs(0), num_items), 1)
-    first, second = gl.minimum(place_of(), programs), gl.minimum(place_of() + 1, programs)
-    each, more = num_items * steps // programs, num_items * steps % programs
-    return first * each + gl.minimum(first, more), second * each + gl.minimum(second, more)
-
-
-@gluon.jit
-def give_part(sums, parts, given, place):
-    """Write the sums of an item's last steps, which another program adds to those of the first."""
-    gl.store(_part(sums, parts, place), sums)
-    barrier()
-    gl.atomic_xchg(given + place, 1)
-
-
-@gluon.jit
-def take_part(sums, parts, given, place):
-    """Return `sums` plus those that another program has written, as its first, with `give_part`."""
-    found = gl.atomic_add(given + place, 0)
-    while found == 0:
-        found = gl.atomic_add(given + place, 0)
-    barrier()
-    # from the second-level cache: another multiprocessor wrote them
-    sums += gl.load(_part(sums, parts, place), cache_modifier=".cg")
-    gl.store(given + place, 0)
-    return sums
-
-
-@gluon.jit
-def _part(sums, parts, place):
-    layout: gl.constexpr = sums.type.layout
-    rows: gl.constexpr = sums.shape[1]
-    i = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    row = gl.arange(0, rows, layout=gl.SliceLayout(0, layout))
-    return parts + (place * 64 * rows + i * rows)[:, None] + row[None, :]
-
-
-@gluon.jit
 def read_tiles(codes, scales, shared, s, own, first, pred, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr):
     """Load the codes and scales of a block's tiles, from tile `first` on, into place `own` as a part of stage `s`."""
     _, ws, ss, ready, _ = shared

@@ -20,20 +20,15 @@ from graftlm.kernels.bits12.code_tiles import store_rows
 from graftlm.kernels.codes.code_tiles import (
     allocate,
     block_sums,
-    give_part,
-    place_of,
     read_rows,
     read_tiles,
-    share_of,
     sums_layout,
-    take_part,
 )
 from graftlm.kernels.codes.matmul import (
     MAX_STAGES,
     Layout,
     depth_of,
     inputs_of_box,
-    num_sms_of,
     row_boxes,
     scale_lines,
     weight_boxes,
@@ -47,12 +42,12 @@ _PAIRS = ((13, 16), (26, 32))
 """Average tokens per expert up to which a block has so many pairs; with more tokens it has 64."""
 
 LAYOUT = {
-    16: Layout(3, 120, 200 * 1024, 2),
-    32: Layout(3, 120, 200 * 1024, 2),
+    16: Layout(4, 96, 200 * 1024),
+    32: Layout(3, 120, 200 * 1024),
     64: Layout(2, 168, 200 * 1024),
 }
-"""Layouts by the pairs of a block. A step of GPT-OSS 20B on an H200 takes 5.82 ms for 48 rows and 7.39 for 192 with the
-first two; 5.85 and 7.54 with four teams, 6.05 and 7.62 with two."""
+"""Layouts by the pairs of a block. A step of GPT-OSS 20B on an H200 takes 6.43 ms for 48 rows and 8.08 for 192; 6.49
+and 8.28 with the other of the first two, 6.42 and 8.04 with three teams and stages of two tiles."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,6 @@ class CodedExperts:
     down_bias: torch.Tensor | None
     num_experts: int
     gate: Gate
-    given_parts: torch.Tensor  # int32, zeros: a number for each team of each program
 
 
 @gluon.jit
@@ -94,16 +88,16 @@ def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constex
     TEAMS: gl.constexpr = SHAPE[4]
     DEPTH: gl.constexpr = SHAPE[5]
     BYTES: gl.constexpr = (SHAPE[0] * 256 + TEAMS * SHAPE[2] * 1024) * DEPTH + TEAMS * SHAPE[3] * 128
+    first, num_programs = gl.program_id(0), gl.num_programs(0)
     launch_dependents(PDL)
     grid_wait(PDL)
     num_items = gl.load(used) * items_of
-    begin, end = share_of(num_items, steps)
     at = 0
-    expert = _expert(block_expert, begin // steps, items_of, num_items)
-    for item in range(begin // steps, gl.cdiv(end, steps)):
-        following = _expert(block_expert, item + 1, items_of, num_items)
+    expert = _expert(block_expert, first, items_of, num_items)
+    for item in range(first, num_items, num_programs):
+        following = _expert(block_expert, item + num_programs, items_of, num_items)
         row = item // items_of * SHAPE[0]
-        for step in range(gl.maximum(begin - item * steps, 0), gl.minimum(end - item * steps, steps)):
+        for step in range(steps):
             s = at % STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES)
@@ -147,7 +141,7 @@ def _multiply(
     given, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr, PDL: gl.constexpr
 ):
     """Compute a team's 64 outputs of each of the program's items."""
-    shared, factors, table, out, sizes, gate, halves = given
+    shared, factors, table, out, sizes, gate = given
     ROWS: gl.constexpr = SHAPE[0]
     layout: gl.constexpr = sums_layout(ROWS)
     block_expert, block_start, block_end, pairs, used = table
@@ -156,53 +150,45 @@ def _multiply(
     alpha, limit, shift = gate
     grid_wait(PDL)
     num_items = gl.load(used) * items_of
-    begin, end = share_of(num_items, steps)
-    at, place = 0, place_of() * SHAPE[4] + TEAM
+    at, num_programs = 0, gl.num_programs(0)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
-    for item in range(begin // steps, gl.cdiv(end, steps)):
-        first, last = gl.maximum(begin - item * steps, 0), gl.minimum(end - item * steps, steps)
+    for item in range(gl.program_id(0), num_items, num_programs):
         tile, group = _block(item, items_of, blocks_of, TEAM, SHAPE[4]), item // items_of
         expert = gl.load(block_expert + group)
         start = gl.load(block_start + group)
         count = gl.load(block_end + group) - start
-        sums = block_sums(shared, at, last - first, TEAM, SHAPE, FORMAT)
-        at += last - first
-        if first > 0:
-            give_part(sums, halves[0], halves[1], place)
+        sums = block_sums(shared, at, steps, TEAM, SHAPE, FORMAT)
+        at += steps
+        i = (expert * blocks_of + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+        if FORMAT[0] == 0:
+            sums *= gl.load(weight_scales + i)[:, None]
+        if OUTPUT[0]:
+            sums += gl.load(bias + i)[:, None]
+        if OUTPUT[1]:
+            found = _gated(sums, out.dtype.element_ty, alpha, limit, shift, OUTPUT[2])
+            store_rows(found, out, group * ROWS, count, tile * 32, n)
         else:
-            if last < steps:
-                sums = take_part(sums, halves[0], halves[1], place + SHAPE[4])
-            i = (expert * blocks_of + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-            if FORMAT[0] == 0:
-                sums *= gl.load(weight_scales + i)[:, None]
-            if OUTPUT[0]:
-                sums += gl.load(bias + i)[:, None]
-            if OUTPUT[1]:
-                found = _gated(sums, out.dtype.element_ty, alpha, limit, shift, OUTPUT[2])
-                store_rows(found, out, group * ROWS, count, tile * 32, n)
-            else:
-                pair = gl.load(pairs + start + row, mask=row < count, other=0)
-                factor = gl.load(routing + pair, mask=row < count, other=0.0).to(gl.float32)
-                _scatter(sums, out, pair, factor, row < count, tile * 64, n, top_k, out_rank)
+            pair = gl.load(pairs + start + row, mask=row < count, other=0)
+            factor = gl.load(routing + pair, mask=row < count, other=0.0).to(gl.float32)
+            _scatter(sums, out, pair, factor, row < count, tile * 64, n, top_k, out_rank)
 
 
 @gluon.jit(do_not_specialize=["items_of", "blocks_of", "steps", "tiles", "top_k"])
 def _coded_experts(
     x_tiles, codes, scale_tiles, weight_scales, bias, routing, out,
     block_expert, block_start, block_end, pairs, used, items_of, blocks_of, steps, tiles, n, top_k, out_rank,
-    alpha, limit, shift, parts, given_parts,
+    alpha, limit, shift,
     SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, STAGES: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr,
     REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (some of the items, of the first and the last perhaps some steps).
+    """Program (some of the items).
 
-    parts, given_parts  sums of programs' first steps, and whether they are there: all 0 between launches
     OUTPUT  whether there are a bias and gates, and whether these have a limit
     """
     shared, _, _ = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
     table, sizes = (block_expert, block_start, block_end, pairs, used), (items_of, blocks_of, steps, n, tiles)
     factors, gate = (weight_scales, bias, routing, top_k, out_rank), (alpha, limit, shift)
-    given = (shared, factors, table, out, sizes, gate, (parts, given_parts))
+    given = (shared, factors, table, out, sizes, gate)
     reading = (x_tiles, codes, scale_tiles, shared, table, sizes)
     if SHAPE[4] == 4:
         gl.warp_specialize(
@@ -239,12 +225,6 @@ def _coded_experts(
         )
 
 
-def no_parts(device: torch.device) -> torch.Tensor:
-    """Return `given_parts` of CodedExperts."""
-    most = max(layout.teams for layout in LAYOUT.values())
-    return torch.zeros(num_sms_of(device) * most, dtype=torch.int32, device=device)
-
-
 def _launch(
     x: torch.Tensor,
     weight: TiledWeight,
@@ -260,18 +240,17 @@ def _launch(
     blocks_of = weight.num_outputs // experts.num_experts // OUTPUTS
     items_of = triton.cdiv(blocks_of, layout.teams)
     num_items = len(blocks.block_expert) * items_of
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     depth, tiles = depth_of(weight, layout), triton.cdiv(k, INPUTS)
     codes, scales = weight_boxes(weight, depth)
     lines = scale_lines(weight, depth)
     stage = (rows * 256 + layout.teams * weight.bits * 1024) * depth + layout.teams * lines * 128
-    programs = min(num_items, num_sms_of(x.device))
-    parts = torch.empty(programs * layout.teams * OUTPUTS * rows, dtype=torch.float32, device=x.device)
-    _coded_experts[(programs,)](
+    _coded_experts[(min(num_items, num_sms),)](
         row_boxes(x, depth * INPUTS // box, rows, box), codes, scales, weight.scales,
         bias if bias is not None else weight.scales, routing, out,
         blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, items_of, blocks_of,
         triton.cdiv(tiles, depth), tiles, out.shape[-1], routing.shape[-1], 0 if gated else out.stride(0),
-        gate.alpha, gate.limit or 0.0, gate.shift, parts, experts.given_parts,
+        gate.alpha, gate.limit or 0.0, gate.shift,
         SHAPE=(rows, box, weight.bits, lines, layout.teams, depth, layout.teams), SCALE_LINES=weight.scale_lines,
         STAGES=max(min(layout.shared // stage, MAX_STAGES), 2), FORMAT=(weight.groups, weight.kind, weight.table or ""),
         OUTPUT=(bias is not None, gated, gate.limit is not None),

@@ -22,16 +22,12 @@ from graftlm.kernels.activation import Activation
 from graftlm.kernels.codes.code_tiles import (
     allocate,
     block_sums,
-    give_part,
     hand_over,
     lines_layout,
-    place_of,
     read_rows,
     read_tiles,
-    share_of,
     store_outputs,
     take_over,
-    take_part,
 )
 from graftlm.kernels.codes.tiled_weight import INPUTS, OUTPUTS, TiledWeight
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
@@ -76,19 +72,18 @@ def _read(given, SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, PDL: gl.constex
     STAGES: gl.constexpr = ready.shape[0]
     DEPTH: gl.constexpr = SHAPE[5]
     BYTES: gl.constexpr = (SHAPE[0] * 256 + SHAPE[2] * 1024) * DEPTH + SHAPE[3] * 128
-    begin, end = share_of(num_items, steps)
+    first, num_programs = gl.program_id(0), gl.num_programs(0)
     launch_dependents(PDL)
     for stage in gl.static_range(STAGES):  # no kernel before writes the weight
-        there, item = begin + stage < end, (begin + stage) // steps
-        mbarrier.expect(ready.index(stage), BYTES, pred=there)
-        tile = item % num_blocks * tiles + (item // num_blocks * steps + (begin + stage) % steps) * DEPTH
-        read_tiles(codes, scales, shared, stage, stage, tile, there, SHAPE, SCALE_LINES)
+        item = first + stage // steps * num_programs
+        mbarrier.expect(ready.index(stage), BYTES, pred=item < num_items)
+        tile = item % num_blocks * tiles + (item // num_blocks * steps + stage % steps) * DEPTH
+        read_tiles(codes, scales, shared, stage, stage, tile, item < num_items, SHAPE, SCALE_LINES)
     grid_wait(PDL)
     at = 0
-    for item in range(begin // steps, gl.cdiv(end, steps)):
-        block, part = item % num_blocks, item // num_blocks * steps
-        first, last = gl.maximum(begin - item * steps, 0), gl.minimum(end - item * steps, steps)
-        for step in range(part + first, part + last):
+    for item in range(first, num_items, num_programs):
+        block, begin = item % num_blocks, item // num_blocks * steps
+        for step in range(begin, begin + steps):
             s, later = at % STAGES, at >= STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES, pred=later)
@@ -102,46 +97,36 @@ def _multiply(
     given, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr, PDL: gl.constexpr
 ):
     """Compute a team's steps of each of the program's items; the first team stores the sum of all teams."""
-    shared, teams, scales, bias, out, counts, sizes, others = given
+    shared, teams, scales, bias, out, counts, sizes = given
     num_items, num_blocks, steps = sizes
     num_rows, n, out_row = counts
-    begin, end = share_of(num_items, steps)
-    at, turn = 0, 0
-    for item in range(begin // steps, gl.cdiv(end, steps)):
-        block = item % num_blocks
-        first, last = gl.maximum(begin - item * steps, 0), gl.minimum(end - item * steps, steps)
-        sums = block_sums(shared, at, last - first, TEAM, SHAPE, FORMAT)
-        at += last - first
+    at, num_programs = 0, gl.num_programs(0)
+    for item in range(gl.program_id(0), num_items, num_programs):
+        block, turn = item % num_blocks, item // num_programs & 1
+        sums = block_sums(shared, at, steps, TEAM, SHAPE, FORMAT)
+        at += steps
         if TEAM > 0:
             hand_over(sums, teams[0], teams[1], TEAM, turn)
         else:
             sums = take_over(sums, teams[0], teams[1], SHAPE[4], turn)
-            if first > 0:
-                give_part(sums, others[0], others[1], place_of())
-            else:
-                if last < steps:
-                    sums = take_part(sums, others[0], others[1], place_of() + 1)
-                part = out + item // num_blocks * num_rows * out_row
-                store_outputs(sums, scales, bias, part, 0, num_rows, block, n, out_row, FORMAT[0] == 0, OUTPUT)
-        turn ^= 1
+            part = out + item // num_blocks * num_rows * out_row
+            store_outputs(sums, scales, bias, part, 0, num_rows, block, n, out_row, FORMAT[0] == 0, OUTPUT)
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_items", "num_blocks", "steps", "tiles"])
 def _codes(
-    x_tiles, codes, scale_tiles, scales, bias, out, parts, given_parts, num_rows, n, out_row, num_items, num_blocks,
-    steps, tiles,
+    x_tiles, codes, scale_tiles, scales, bias, out, num_rows, n, out_row, num_items, num_blocks, steps, tiles,
     SHAPE: gl.constexpr, SCALE_LINES: gl.constexpr, STAGES: gl.constexpr, FORMAT: gl.constexpr, OUTPUT: gl.constexpr,
     REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (some of the items: a block of outputs, a part of the inputs; of the first and the last some steps).
+    """Program (some of the items: a block of outputs, a part of the inputs).
 
-    parts, given_parts  sums of programs' first steps, and whether they are there: all 0 between launches
     SHAPE   of `allocate`
     OUTPUT  of `store_outputs`
     """
     shared, sums, handed = allocate(x_tiles, codes, scale_tiles, SHAPE, STAGES)
     sizes = (num_items, num_blocks, steps)
-    given = (shared, (sums, handed), scales, bias, out, (num_rows, n, out_row), sizes, (parts, given_parts))
+    given = (shared, (sums, handed), scales, bias, out, (num_rows, n, out_row), sizes)
     reading = (x_tiles, codes, scale_tiles, shared, sizes, tiles)
     if SHAPE[4] == 4:
         gl.warp_specialize(
@@ -209,12 +194,10 @@ def launch(
     out: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    given_parts: torch.Tensor,
     activation: Activation | None = None,
 ) -> None:
     """Compute out [num_parts, num_rows, n], whose sum over parts is x [num_rows, k] @ weight.T + bias [n].
 
-    given_parts of `no_parts`, for this launch and those that do not run at the same time
     activation  of gates that alternate with ups in eights; then out [1, num_rows, n / 2] = activation(gate) * up.
     x contiguous bfloat16; num_rows up to 64, k at least 256 * num_parts, one part with a bias or an activation. out may
     be some columns of a larger tensor, if its parts lie behind each other.
@@ -224,11 +207,10 @@ def launch(
     layout = LAYOUTS[rows]
     depth, num_items, box = depth_of(weight, layout), blocks * parts, inputs_of_box(weight)
     codes, scales = weight_boxes(weight, depth)
-    lines, programs = scale_lines(weight, depth), min(num_items, num_sms_of(x.device))
-    room = torch.empty(programs * OUTPUTS * rows, dtype=torch.float32, device=x.device)
-    _codes[(programs,)](
+    lines = scale_lines(weight, depth)
+    _codes[(min(num_items, num_sms_of(x.device)),)](
         row_boxes(x, depth * INPUTS // box, rows, box), codes, scales, weight.scales, bias if bias is not None else x,
-        out, room, given_parts, num_rows, n, out.stride(1), num_items, blocks, triton.cdiv(tiles, depth * parts), tiles,
+        out, num_rows, n, out.stride(1), num_items, blocks, triton.cdiv(tiles, depth * parts), tiles,
         SHAPE=(rows, box, weight.bits, lines, layout.teams, depth, 1), SCALE_LINES=weight.scale_lines,
         STAGES=stages_of(rows, weight, layout), FORMAT=(weight.groups, weight.kind, weight.table or ""),
         OUTPUT=(bias is not None, activation is not None, activation or ""),
@@ -264,11 +246,6 @@ def num_sms_of(device: torch.device) -> int:
     """Return the number of multiprocessors of a device."""
     found: int = torch.cuda.get_device_properties(device).multi_processor_count
     return found
-
-
-def no_parts(device: torch.device) -> torch.Tensor:
-    """Return `given_parts` of launches on one stream."""
-    return torch.zeros(num_sms_of(device) + 1, dtype=torch.int32, device=device)
 
 
 def parts_of(num_rows: int, weight: Weight, *, summed: bool) -> int:

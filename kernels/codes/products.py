@@ -25,7 +25,6 @@ class CodesProduct:
     activation  of a weight with gates; None for other weights
     in_parts    return parts, as the next norm sums them; else only where these are faster
     one_order   the sums of a row have one order for every number of rows (codes.wide_matmul)
-    given_parts of codes.matmul
     """
 
     kernel: ModuleType
@@ -34,7 +33,6 @@ class CodesProduct:
     activation: Activation | None
     in_parts: bool
     one_order: bool = False
-    given_parts: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [num_rows, k]. -> [num_rows, n], gated [num_rows, n / 2], or float32 [num_parts, num_rows, n]"""
@@ -45,12 +43,10 @@ class CodesProduct:
         summed = parts == 1 and not self.in_parts
         out = torch.empty(parts, len(x), n, dtype=x.dtype if summed else torch.float32, device=x.device)
         bias, start = self.bias if summed else None, 0
-        options = {} if self.given_parts is None else {"given_parts": self.given_parts}
         for part in weight.parts if isinstance(weight, TiledParts) else (weight,):
             stop = n if gated else start + part.num_outputs
             own = bias[start:stop] if bias is not None else None
-            rows = self._rows(x, part)
-            self.kernel.launch(rows, part, out[:, :, start:stop], own, activation=self.activation, **options)
+            self.kernel.launch(self._rows(x, part), part, out[:, :, start:stop], own, activation=self.activation)
             start = stop
         return out[0] if summed else out
 

@@ -43,8 +43,8 @@ from graftlm.kernels.codes.matmul import boxes_layout
 boxes = lambda of, height: f"tensordesc<{{of}}[{{height}}, 32],{{lines_layout()!r}}>"
 signature = dict(codes=boxes("i32", 64), scale_tiles=boxes("fp32", 8), out="*bf16",
     x_tiles=f"tensordesc<bf16[4, 32, 64],{{boxes_layout(64)!r}}>")
-signature |= dict.fromkeys(("weight_scales", "bias", "routing", "parts"), "*fp32")
-signature |= dict.fromkeys(("block_expert", "block_start", "block_end", "pairs", "used", "given_parts"), "*i32")
+signature |= dict.fromkeys(("weight_scales", "bias", "routing"), "*fp32")
+signature |= dict.fromkeys(("block_expert", "block_start", "block_end", "pairs", "used"), "*i32")
 signature |= dict.fromkeys(("items_of", "blocks_of", "steps", "tiles", "n", "top_k", "out_rank"), "i32")
 signature |= dict.fromkeys(("alpha", "limit", "shift"), "fp32")
 given = dict(SHAPE=(32, 64, 4, 8, 3, 2, 3), SCALE_LINES=2, STAGES=4, FORMAT=(4, "power", "e2m1"),

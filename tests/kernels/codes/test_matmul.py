@@ -89,7 +89,7 @@ rows, box, bits, lines, groups, kind, table = {case}
 boxes = lambda of, height: f"tensordesc<{{of}}[{{height}}, 32],{{lines_layout()!r}}>"
 teams, depth = kernel.LAYOUTS[rows].teams, max(kernel.LAYOUTS[rows].depth * 4 // bits, 1)
 codes = boxes("i32", depth * bits // 4 * 32)
-signature = dict(codes=codes, scales="*fp32", parts="*fp32", given_parts="*i32", bias="*bf16", out="*bf16",
+signature = dict(codes=codes, scales="*fp32", bias="*bf16", out="*bf16",
     x_tiles=f"tensordesc<bf16[{{depth * 128 // box}}, {{rows}}, {{box}}],{{kernel.boxes_layout(box)!r}}>",
     scale_tiles=boxes("fp32", depth * lines) if lines else codes)
 signature |= dict.fromkeys(("num_rows", "n", "out_row", "num_items", "num_blocks", "steps", "tiles"), "i32")
