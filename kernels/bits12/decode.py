@@ -34,9 +34,6 @@ _KEY_FACTOR = gl.constexpr(2.0**96)
 _VALUE_BIAS = gl.constexpr(24)
 _VALUE_FACTOR = gl.constexpr(2.0**88)
 
-_ALL = 1 << 30
-"""More tokens than a row has."""
-
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 _PARTS = gl.constexpr(PARTS)
 
@@ -93,39 +90,15 @@ def _copy_block(records, shared, stage, slot, slot_words, there):
     async_copy.commit_group()
 
 
-@gluon.jit
-def _copy_early(records, shared, early, slot_words, first, old, last, STAGES: gl.constexpr):
-    """Start to copy the first blocks, a group each, as far as all of their tokens are `old`."""
-    T: gl.constexpr = shared[0].shape[1]
-    for block in gl.static_range(STAGES - 1):
-        _copy_block(records, shared, block, early[block], slot_words, first + (block + 1) * T <= gl.minimum(old, last))
-
-
-@gluon.jit
-def _copy_late(records, shared, early, slot_words, first, old, last, STAGES: gl.constexpr):
-    """Start to copy those of the first blocks that `_copy_early` has left, a group each."""
-    T: gl.constexpr = shared[0].shape[1]
-    for block in gl.static_range(STAGES - 1):
-        begin = first + block * T
-        there = (begin < last) & (begin + T > gl.minimum(old, last))
-        _copy_block(records, shared, block, early[block], slot_words, there)
-
-
-@gluon.jit(
-    do_not_specialize=["num_prefix", "num_parts", "window", "e_head", "num_new"],
-    do_not_specialize_on_alignment=ANYWHERE,
-)
+@gluon.jit(do_not_specialize=["num_prefix", "num_parts", "window", "e_head"], do_not_specialize_on_alignment=ANYWHERE)
 def _decode(
     q, records, exponents, table, rows, lens, starts, items, counts, part_out, part_lse, counters, sinks, out,
     scale, softcap, window, q_row, q_head, slot_words, head_words, e_head, table_row, out_row, out_head,
-    num_prefix, num_parts, num_new,
+    num_prefix, num_parts,
     GROUP: gl.constexpr, D: gl.constexpr, T: gl.constexpr, STAGES: gl.constexpr, WIDE: gl.constexpr,
     SPLIT: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, item): tokens [first, last) of a row's part of the table.
-
-    Tokens of earlier steps are read before the kernels of this step that may still run have ended.
-    """
+    """Program (KV head, item): tokens [first, last) of a row's part of the table."""
     launch_dependents(PDL)
     LOW: gl.constexpr = D // 4
     HIGH: gl.constexpr = D // 8
@@ -148,24 +121,21 @@ def _decode(
     last = gl.minimum(first + per_split, length)
     early = _early_slots(slots, first, last, T, one_each, STAGES, WIDE)
     e_slots = _slots(slots, first, last, T, tokens, False)
-    shared = (
-        gl.allocate_shared_memory(gl.int32, [STAGES, T, LOW], shared_layout(LOW)),
-        gl.allocate_shared_memory(gl.int32, [STAGES, T, HIGH], shared_layout(HIGH)),
-        gl.allocate_shared_memory(gl.int32, [STAGES, T, LOW], shared_layout(LOW)),
-        gl.allocate_shared_memory(gl.int32, [STAGES, T, HIGH], shared_layout(HIGH)),
-    )
-    k_low, k_high, v_low, v_high = shared
-    records += h * head_words
-    exponents += h * e_head
-    old = length - num_new
-    is_old = gl.minimum(first + gl.arange(0, T, layout=tokens), last - 1) < old
-    _copy_early(records, shared, early, slot_words, first, old, last, STAGES)
-    exponent = gl.load(exponents + e_slots, mask=is_old, other=0)
     grid_wait(PDL)
     if s < used:
-        _copy_late(records, shared, early, slot_words, first, old, last, STAGES)
-        exponent = gl.where(is_old, exponent, gl.load(exponents + e_slots, mask=is_old == 0, other=0))
+        shared = (
+            gl.allocate_shared_memory(gl.int32, [STAGES, T, LOW], shared_layout(LOW)),
+            gl.allocate_shared_memory(gl.int32, [STAGES, T, HIGH], shared_layout(HIGH)),
+            gl.allocate_shared_memory(gl.int32, [STAGES, T, LOW], shared_layout(LOW)),
+            gl.allocate_shared_memory(gl.int32, [STAGES, T, HIGH], shared_layout(HIGH)),
+        )
+        k_low, k_high, v_low, v_high = shared
+        records += h * head_words
+        exponents += h * e_head
+        for block in gl.static_range(STAGES - 1):
+            _copy_block(records, shared, block, early[block], slot_words, first + block * T < last)
         slot = early[STAGES - 1]
+        exponent = gl.load(exponents + e_slots)
         e_slots = _slots(slots, first + T, last, T, tokens, False)
         # inputs of a matmul in the order of the keys in the threads
         dim = dims_of_keys(D, gl.SliceLayout(1, other))
@@ -334,7 +304,6 @@ def compact_decode_attention(
     *,
     splits: int,
     num_prefix: int = 0,
-    num_new: int | None = None,
     out: torch.Tensor | None = None,
     stages: int | None = None,
 ) -> torch.Tensor:
@@ -344,7 +313,6 @@ def compact_decode_attention(
     records    int32 [num_slots, num_kv_heads, 2 * words], last dimension dense: words of K, then of V (kv_codec.py)
     exponents  uint8 [num_kv_heads, num_slots, 2]
     num_prefix parts of each row that an earlier kernel has written to `workspace`, for tokens before `step.starts`
-    num_new    tokens of each row that this step stores, at most; None: perhaps all
     stages     blocks in shared memory; None chooses by the number of programs
     -> bfloat16 [num_rows, num_heads, head_dim], written to `out` if given
     """
@@ -362,7 +330,7 @@ def compact_decode_attention(
         params.sinks if params.sinks is not None else workspace.lse, out,
         params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0, q.stride(0), q.stride(1),
         records.stride(0), records.stride(1), exponents.shape[1], step.table.stride(0), out.stride(0), out.stride(1),
-        num_prefix, num_parts, _ALL if num_new is None else num_new,
+        num_prefix, num_parts,
         GROUP=num_heads // num_kv_heads, D=head_dim, T=tokens_of(head_dim), STAGES=stages,
         WIDE=records.numel() >= 1 << 31, SPLIT=num_parts > 1, WINDOW=params.window is not None,
         SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,

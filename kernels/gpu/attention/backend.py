@@ -329,14 +329,7 @@ class TritonAttention(Attention):
             return decode_attention(q, k, v, rows, workspace, params, scales=self._scales(layer), **options)
         assert self._in_12_bits is not None
         found: torch.Tensor = self._compact.compact_decode_attention(
-            q,
-            self._in_12_bits.records[layer],
-            exponents,
-            rows,
-            workspace,
-            params,
-            num_new=None if all_rows else 1,
-            **options,
+            q, self._in_12_bits.records[layer], exponents, rows, workspace, params, **options
         )
         return found
 

@@ -53,7 +53,6 @@ class Case:
             workspace,
             AttentionParams(0.1, **options),
             splits=splits,
-            num_new=1 if splits % 2 == 0 else None,
             out=out,
         )
         assert found is out
