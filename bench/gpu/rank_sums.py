@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from graftlm.kernels.jit import python_process
+from graftlm.kernels.norm import Norm
 
 ROWS = (1, 4, 16, 64, 256, 1024, 8192)
 WIDTH = 4096
@@ -48,7 +49,7 @@ def graphed_us(run: Callable[[], Any]) -> float:
         graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return 1e3 * start.elapsed_time(end) / (REPEATS * REPLAYS)
+    return float(1e3 * start.elapsed_time(end) / (REPEATS * REPLAYS))
 
 
 def measure(rank: int, size: int, store: str) -> None:
@@ -74,7 +75,10 @@ def measure(rank: int, size: int, store: str) -> None:
             parts = x[None]
             ways["own"] = lambda parts=parts: made._own(parts, torch.bfloat16)  # type: ignore[misc]
             four = torch.randn(4, rows, WIDTH, device=device)
+            residual, norm = torch.randn_like(x), Norm(torch.ones(WIDTH, device=device, dtype=x.dtype), 1e-5)
+            ways["own with a norm"] = lambda parts=parts, of=(residual, norm): made.add_norm(parts, *of)  # type: ignore[misc]
             if rows <= 64:
+                ways["the same of 4 float32 parts"] = lambda parts=four, of=(residual, norm): made.add_norm(parts, *of)  # type: ignore[misc]
                 ways["own of 4 float32 parts"] = lambda four=four: made._own(four, torch.bfloat16)  # type: ignore[misc]
         try:
             memory: Any = symmetric

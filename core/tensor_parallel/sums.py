@@ -235,7 +235,7 @@ class DeviceSums:
         memory: Any = symmetric
         words = RankSum.num_bytes(SLAB_BYTES, self._size) // 4
         buffer = memory.empty(words, dtype=torch.int32, device=self._device)
-        buffer.zero_()
+        RankSum.clear(buffer, self._size)
         torch.cuda.synchronize(self._device)
         handle = memory.rendezvous(buffer, _dist.group.WORLD.group_name)
         self._held = buffer, handle

@@ -2,13 +2,13 @@
 
 One kernel a sum, for tensors that fit into a slab, or a sum with the addition to the residual stream and the next norm;
 both can be captured in CUDA graphs. Each program stores its part in its own slab, tells the same program of every peer,
-waits for theirs, and reads their slabs over NVLink. All ranks add in the order of the ranks, in float32, so they get
-the same bits.
+waits for theirs, and reads their slabs over NVLink; the rows of a decode step are stored at the peers instead, where no
+flag follows them. All ranks add in the order of the ranks, in float32, so they get the same bits.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -28,6 +28,22 @@ FLAG_WORDS = tl.constexpr(8)
 SUM_PROGRAMS = NORM_PROGRAMS = 264
 """Programs of a sum, and of one with a norm: all of them run at once on a Hopper GPU. Each has several regions of a
 large tensor, always the same ones."""
+
+
+FEW_ROWS = 264
+"""Rows of a sum with a norm that are sent to the peers, as data that is its own flag; more are fetched from them."""
+
+ROW_BYTES = tl.constexpr(16_384)
+"""Bytes of the longest such row: 8,192 numbers of two bytes."""
+
+SLOTS = tl.constexpr(3)
+"""Places for each row of a peer. A sum fills one, and empties the one before it, which is filled two sums later."""
+
+LOOKS = tl.constexpr(4096)
+"""Looks at a place between two looks at the abort word."""
+
+EMPTY = -(0x7FFF << 16) - 0x8000
+"""The int32 0x80008000 of two empty numbers of two bytes (-0.0), or of an empty one of four bytes."""
 
 
 @triton.jit
@@ -152,14 +168,13 @@ def _sum(
 
 
 @triton.jit
-def _add_norm(
-    own, before, slabs, at, at_row, residual, scale, shift, out, i, ok, n, eps,
-    RANK: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr, ROUNDED: tl.constexpr, CENTERED: tl.constexpr,
-    SHIFTED: tl.constexpr,
+def _normed(
+    total, before, at_row, residual, scale, shift, out, i, ok, n, eps,
+    NORM: tl.constexpr, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts of all ranks to one row of the residual, and norm it."""
+    """Add the sum of all ranks to one row of the residual, and norm it."""
     kind = residual.dtype.element_ty
-    rounded = (_total(own, slabs, at, ok, RANK, SIZE, tl.float32) + before).to(kind)
+    rounded = (total + before).to(kind)
     tl.store(residual + at_row, rounded, mask=ok)
     if NORM:
         value = normed_row(rounded.to(tl.float32), ok, scale, n, eps, ROUNDED, CENTERED, kind)
@@ -177,13 +192,14 @@ def _sum_norm(
 ):  # fmt: skip
     """Program (p): add the parts of all ranks to rows p, p + num_programs, ... of the residual, and norm them.
 
-    LOOPS, slabs, flags, counters: as of _sum. Parts are exchanged in their own dtype, a row in 4 * n bytes of a slab.
+    LOOPS, slabs, flags, counters: as of _sum. Parts are exchanged in the residual's dtype, a row in 4 * n bytes of a
+    slab.
     """
     launch_dependents(PDL)
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     ok = i < n
-    held = parts.dtype.element_ty
+    held = residual.dtype.element_ty
     scale = tl.load(weight + i, mask=ok & NORM, other=0.0)
     stride = 4 * n // (held.primitive_bitwidth // 8)
     here = tl.load(slabs + RANK).to(tl.pointer_type(held))
@@ -201,10 +217,8 @@ def _sum_norm(
             at_row, at = tl.cast(row, tl.int64) * n + i, half + tl.cast(row, tl.int64) * stride
             own = tl.load(tl.multiple_of(here + at, 16), mask=ok, other=0)
             before = tl.load(residual + at_row, mask=ok, other=0.0).to(tl.float32)
-            _add_norm(
-                own, before, slabs, at, at_row, residual, scale, shift, out, i, ok, n, eps,
-                RANK, SIZE, NORM, ROUNDED, CENTERED, SHIFTED,
-            )  # fmt: skip
+            total = _total(own, slabs, at, ok, RANK, SIZE, tl.float32)
+            _normed(total, before, at_row, residual, scale, shift, out, i, ok, n, eps, NORM, ROUNDED, CENTERED, SHIFTED)
     else:
         at_row, at = program.to(tl.int64) * n + i, half + program.to(tl.int64) * stride
         own = _own(parts, at_row, ok, part_stride, PARTS, tl.float32).to(held)
@@ -212,10 +226,8 @@ def _sum_norm(
         _tell(flags, program, count, RANK, SIZE)
         before = tl.load(residual + at_row, mask=ok, other=0.0).to(tl.float32)
         _await(flags, program, count, abort, RANK, SIZE)
-        _add_norm(
-            own, before, slabs, at, at_row, residual, scale, shift, out, i, ok, n, eps,
-            RANK, SIZE, NORM, ROUNDED, CENTERED, SHIFTED,
-        )  # fmt: skip
+        total = _total(own, slabs, at, ok, RANK, SIZE, tl.float32)
+        _normed(total, before, at_row, residual, scale, shift, out, i, ok, n, eps, NORM, ROUNDED, CENTERED, SHIFTED)
     tl.store(counters + program, count + 1)
 
 
@@ -253,6 +265,85 @@ def _gather(
     tl.store(counters + block, count + 1)
 
 
+@triton.jit
+def _is_empty(value):
+    """Whether numbers are those of an empty place."""
+    if value.dtype.primitive_bitwidth == 16:
+        empty = value.to(tl.int16, bitcast=True) == -32768
+    else:
+        empty = value.to(tl.int32, bitcast=True) == -2147450880
+    return empty
+
+
+@triton.jit
+def _arrived(here, at, ok, abort):
+    """Return the numbers that a peer stores at `here + at`, once all have arrived or the abort word is set.
+
+    Volatile loads are made again each time, past the caches that do not see what a peer stores.
+    """
+    place = tl.multiple_of(here + at, 16)
+    value = tl.load(place, mask=ok, other=0.0, volatile=True)
+    tries = 0
+    ended = 0
+    while (tl.max(_is_empty(value).to(tl.int32), 0) > 0) & (ended == 0):
+        value = tl.load(place, mask=ok, other=0.0, volatile=True)
+        tries += 1
+        if tries % LOOKS == 0:
+            ended = tl.load(tl.cast(abort, tl.int64).to(tl.pointer_type(tl.int32)), volatile=True)
+    return value
+
+
+@triton.jit
+def _sum_norm_few(
+    parts, residual, weight, shift, out, places, counters, abort, n, part_stride, eps,
+    PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr, ROUNDED: tl.constexpr,
+    CENTERED: tl.constexpr, SHIFTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row): add the parts of all ranks to a row of the residual, and norm it.
+
+    places: int64 [SIZE], the address of [SLOTS, SIZE, ROWS, ROW_BYTES] on each rank; counters: int32, sums of each
+    row. A row is stored in the places of its peers, and is there when none of its numbers is empty: nobody waits for a
+    flag behind the numbers, nor for a read over NVLink.
+    """
+    launch_dependents(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    ok = i < n
+    kind = residual.dtype.element_ty
+    row_numbers: tl.constexpr = ROW_BYTES // (kind.primitive_bitwidth // 8)
+    scale = tl.load(weight + i, mask=ok & NORM, other=0.0)
+    grid_wait(PDL)
+    count = tl.load(counters + row)  # which an earlier sum may have written until now
+    at_row = row * n + i
+    own = _own(parts, at_row, ok, part_stride, PARTS, tl.float32).to(kind)
+    own = tl.where(_is_empty(own), 0.0, own).to(kind)
+    filled = (count % SLOTS) * SIZE
+    emptied = ((count + SLOTS - 1) % SLOTS) * SIZE
+    at = row * row_numbers + i
+    for peer in tl.static_range(SIZE):
+        if peer != RANK:
+            there = tl.load(places + peer).to(tl.pointer_type(kind))
+            there += (filled + RANK).to(tl.int64) * (ROWS * row_numbers) + at
+            tl.store(tl.multiple_of(there, 16), own, mask=ok)
+    before = tl.load(residual + at_row, mask=ok, other=0.0).to(tl.float32)
+    here = tl.load(places + RANK).to(tl.pointer_type(kind))
+    total = own.to(tl.float32) * 0
+    for peer in tl.static_range(SIZE):
+        if peer == RANK:
+            total += own.to(tl.float32)
+        else:
+            empty = here + (emptied + peer).to(tl.int64) * (ROWS * row_numbers) + at
+            if kind.primitive_bitwidth == 16:
+                nothing = tl.full([BLOCK], -32768, tl.int16).to(kind, bitcast=True)
+            else:
+                nothing = tl.full([BLOCK], -2147450880, tl.int32).to(kind, bitcast=True)
+            tl.store(tl.multiple_of(empty, 16), nothing, mask=ok)
+            place = here + (filled + peer).to(tl.int64) * (ROWS * row_numbers)
+            total += _arrived(place, at, ok, abort).to(tl.float32)
+    _normed(total, before, at_row, residual, scale, shift, out, i, ok, n, eps, NORM, ROUNDED, CENTERED, SHIFTED)
+    tl.store(counters + row, count + 1)
+
+
 class Area(NamedTuple):
     """Memory of all ranks for one kind of sums.
 
@@ -279,7 +370,7 @@ class Area(NamedTuple):
 class RankSum:
     """Sums of tensors over the ranks of one host.
 
-    bases       addresses of this memory on every rank, in the order of the ranks: zeros, of `num_bytes`
+    bases       addresses of this memory on every rank, in the order of the ranks: of `num_bytes`, after `clear`
     abort       address of an int32 in host memory: not 0 ends all waiting
     slab_bytes  of the largest tensor
     """
@@ -299,6 +390,8 @@ class RankSum:
             areas.append(Area.at([base + offset for base in bases], area_bytes, programs, device))
             offset += Area.num_bytes(area_bytes, programs)
         self._blocks, self._rows, self._columns = areas
+        self._places = torch.tensor([base + offset for base in bases], dtype=torch.int64, device=device)
+        self._row_counters = torch.zeros(FEW_ROWS, dtype=torch.int32, device=device)
         self._width: int | None = None  # of rows that are normed: all of a model have one
 
     @classmethod
@@ -310,7 +403,18 @@ class RankSum:
     @classmethod
     def num_bytes(cls, slab_bytes: int, num_ranks: int) -> int:
         """Bytes of memory for sums of up to `slab_bytes`."""
-        return sum(Area.num_bytes(area_bytes, programs) for area_bytes, programs in cls._areas(slab_bytes, num_ranks))
+        areas = (Area.num_bytes(area_bytes, programs) for area_bytes, programs in cls._areas(slab_bytes, num_ranks))
+        return sum(areas) + cls._num_place_bytes(num_ranks)
+
+    @staticmethod
+    def _num_place_bytes(num_ranks: int) -> int:
+        return int(SLOTS.value) * num_ranks * FEW_ROWS * int(ROW_BYTES.value)
+
+    @classmethod
+    def clear(cls, memory: torch.Tensor, num_ranks: int) -> None:
+        """Fill the memory of a rank with what it must hold before the first sum. memory: int32 [num_bytes // 4]"""
+        memory.zero_()
+        memory[-(cls._num_place_bytes(num_ranks) // 4) :] = EMPTY
 
     def takes(self, shape: torch.Size, dtype: torch.dtype) -> bool:
         """Whether a sum of this shape fits."""
@@ -375,16 +479,26 @@ class RankSum:
         parts = parts.contiguous()
         self._width = n
         out = torch.empty_like(residual) if norm is not None else residual
+        few = num_rows <= FEW_ROWS and n * residual.itemsize <= int(ROW_BYTES.value)
         slabs, flags, counters, slab_bytes = self._rows
         block = triton.next_power_of_2(n)
-        _sum_norm[(min(num_rows, NORM_PROGRAMS),)](
+        operands = (
             parts, residual, norm.weight if norm is not None else residual,
-            norm.bias if norm is not None and norm.bias is not None else residual, out, slabs, flags, counters,
-            self._abort, num_rows, n, num_rows * n, slab_bytes // parts.itemsize, norm.eps if norm is not None else 0.0,
-            PARTS=num_parts, RANK=self._rank, SIZE=self._size, NORM=norm is not None,
-            ROUNDED=norm is not None and norm.rounded, CENTERED=norm is not None and norm.centered,
-            SHIFTED=norm is not None and norm.bias is not None, BLOCK=block,
-            LOOPS=num_rows > NORM_PROGRAMS,
-            num_warps=16 if n > 2048 else max(block // 128, 4), **pdl_options(residual),
+            norm.bias if norm is not None and norm.bias is not None else residual, out,
         )  # fmt: skip
+        options: dict[str, Any] = {
+            "PARTS": num_parts, "RANK": self._rank, "SIZE": self._size, "NORM": norm is not None,
+            "ROUNDED": norm is not None and norm.rounded, "CENTERED": norm is not None and norm.centered,
+            "SHIFTED": norm is not None and norm.bias is not None, "BLOCK": block,
+            "num_warps": 16 if n > 2048 else max(block // 128, 4), **pdl_options(residual),
+        }  # fmt: skip
+        eps = norm.eps if norm is not None else 0.0
+        if few:
+            places = self._places, self._row_counters, self._abort
+            _sum_norm_few[(num_rows,)](*operands, *places, n, num_rows * n, eps, ROWS=FEW_ROWS, **options)
+        else:
+            _sum_norm[(min(num_rows, NORM_PROGRAMS),)](
+                *operands, slabs, flags, counters, self._abort, num_rows, n, num_rows * n,
+                slab_bytes // residual.itemsize, eps, LOOPS=num_rows > NORM_PROGRAMS, **options,
+            )  # fmt: skip
         return out
