@@ -1,4 +1,4 @@
-"""Values of a tiled weight in bfloat16, or its codes of 8 bits: the operand of matmuls of many rows, one weight at a time."""
+"""A tiled weight in bfloat16, or its codes of 8 bits: the operand of matmuls of many rows, one weight at a time."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import carray, njit
 
@@ -26,7 +28,7 @@ def compile_quantised_panel(arithmetic: int, *arguments: int) -> MachineCode:
     """Compile `void (PanelCall *)` for the kind with these arguments."""
     kind = PanelKind.of(*arguments)
     by_tiles = arithmetic == Arithmetic.DOTS and has("amx-bf16")
-    tiles = amx_panel(kind) if by_tiles else None
+    tiles: Any = amx_panel(kind) if by_tiles else None
     # processors with AMX tiles are slow at other dot products of bfloat16
     of_few = Arithmetic.FLOATS if by_tiles else Arithmetic(arithmetic)
     one, two, three, four = (quantised_tile(rows + 1, of_few, kind, widens=by_tiles) for rows in range(_MOST_ROWS))
