@@ -7,7 +7,7 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 FOR_DEMO := $(VENV)/.installed-for-demo
 WHAT ?= workloads --quick --against bench/workloads/baseline.json
-WORKERS ?= 2
+WORKERS ?= 3
 ARGS ?=
 
 .PHONY: setup test test-clients test-newcomer check demo bench site wheel
