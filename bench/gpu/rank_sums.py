@@ -14,6 +14,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,22 +71,22 @@ def measure(rank: int, size: int, store: str) -> None:
     for rows in ROWS:
         x = torch.randn(rows, WIDTH, device=device).to(torch.bfloat16)
         times: dict[str, str] = {}
-        ways: dict[str, Callable[[], Any]] = {"nccl": lambda x=x: dist.all_reduce(x)}  # type: ignore[misc]
+        ways: dict[str, Callable[[], Any]] = {"nccl": partial(dist.all_reduce, x)}
         if made._own is not None and made._own.takes(x.shape, x.dtype):
             parts = x[None]
-            ways["own"] = lambda parts=parts: made._own(parts, torch.bfloat16)  # type: ignore[misc]
+            ways["own"] = partial(made._own, parts, torch.bfloat16)
             four = torch.randn(4, rows, WIDTH, device=device)
             residual, norm = torch.randn_like(x), Norm(torch.ones(WIDTH, device=device, dtype=x.dtype), 1e-5)
-            ways["own with a norm"] = lambda parts=parts, of=(residual, norm): made.add_norm(parts, *of)  # type: ignore[misc]
+            ways["own with a norm"] = partial(made.add_norm, parts, residual, norm)
             if rows <= 64:
-                ways["the same of 4 float32 parts"] = lambda parts=four, of=(residual, norm): made.add_norm(parts, *of)  # type: ignore[misc]
-                ways["own of 4 float32 parts"] = lambda four=four: made._own(four, torch.bfloat16)  # type: ignore[misc]
+                ways["the same of 4 float32 parts"] = partial(made.add_norm, four, residual, norm)
+                ways["own of 4 float32 parts"] = partial(made._own, four, torch.bfloat16)
         try:
             memory: Any = symmetric
             held = memory.empty(x.numel(), dtype=x.dtype, device=device)
             memory.rendezvous(held, group)
-            ways["one_shot"] = lambda held=held: torch.ops.symm_mem.one_shot_all_reduce(held, "sum", group)  # type: ignore[misc]
-            ways["two_shot"] = lambda held=held: torch.ops.symm_mem.two_shot_all_reduce_(held, "sum", group)  # type: ignore[misc]
+            ways["one_shot"] = partial(torch.ops.symm_mem.one_shot_all_reduce, held, "sum", group)
+            ways["two_shot"] = partial(torch.ops.symm_mem.two_shot_all_reduce_, held, "sum", group)
         except Exception as error:
             say("symmetric memory:", error)
         for name, run in ways.items():

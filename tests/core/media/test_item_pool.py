@@ -40,11 +40,14 @@ def test_an_object_under_way_is_read_once() -> None:
 def test_a_known_picture_is_looked_up_once_and_needs_no_thread() -> None:
     asked = []
 
+    def unread(part: Any, *, among_several: bool) -> MediaItem:
+        raise AssertionError("a known picture was read")
+
     def find(part: Any, *, among_several: bool) -> MediaItem:
         asked.append(part)
         return ITEM
 
-    pool, part = ItemPool(nothing, find), ImagePart(b"picture")  # type: ignore[arg-type]
+    pool, part = ItemPool(unread, find), ImagePart(b"picture")
     held = [pool.begin(part, among_several=False) for _ in range(3)]
     assert [one.item() for one in held] == [ITEM] * 3 and len(asked) == 1
     assert "_threads" not in vars(pool)
