@@ -21,6 +21,7 @@ from torch import nn
 
 from graftlm.core.errors import ModelError
 from graftlm.core.execution.layer_replay import LayerRecord, LayerRecorder, LayerReplay
+from graftlm.core.execution.packed_attention import attention_by
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PagedRunner
 from graftlm.core.fusion.layer_parts import decoder_stacks
 from graftlm.core.state_layers.state_layers import serial_kind
@@ -143,9 +144,20 @@ class Reference:
         high = max(min(loaded.vocab_size, 30_000), 2)
         long, short = (generator.integers(0, high, n).tolist() for n in (_longest(loaded), LENGTHS[1]))
         recorder = LayerRecorder(loaded.model, _layers(loaded))
-        with torch.inference_mode(), recorder() if loaded.dtype.itemsize < 4 else nullcontext():
+        capped = attention_by("eager", _capped_configs(loaded.model))
+        with torch.inference_mode(), capped, recorder() if loaded.dtype.itemsize < 4 else nullcontext():
             logits = torch.cat([_plain(loaded, long), _plain(loaded, short)])
         return cls((long, short), logits, recorder.record(2))
+
+
+def _capped_configs(model: nn.Module) -> list[Any]:
+    """Return the configurations with a cap of attention scores, which sdpa ignores in some versions of transformers."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    return [
+        config
+        for config in configs.values()
+        if getattr(config, "attn_logit_softcapping", None) and hasattr(config, "_attn_implementation_internal")
+    ]
 
 
 def _layers(loaded: LoadedModel) -> list[nn.Module]:

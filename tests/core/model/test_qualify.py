@@ -153,3 +153,19 @@ def test_one_call_for_a_mixture_is_compared_with_its_layers(
     assert loaded.error is not None
     assert loaded.error > 6e-2
     loaded.release()
+
+
+def test_a_cap_of_scores_that_the_models_attention_ignores_is_no_error() -> None:
+    """The attention `sdpa` of some versions of transformers ignores the cap of Gemma 2, and so does this one."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def uncapped(*args: Any, **options: Any) -> Any:
+        return sdpa_attention_forward(*args, **options | {"softcap": None})
+
+    AttentionInterface.register("uncapped", uncapped)
+    AttentionMaskInterface.register("uncapped", AttentionMaskInterface()["sdpa"])
+    model = tiny_model("gemma2", query_pre_attn_scalar=1)
+    model.config._attn_implementation_internal = "uncapped"
+    loaded = load_model(model, EngineConfig(device="cpu"), byte_tokenizer())
+    assert loaded.lane == "paged", loaded.lane_reason
