@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,15 +36,19 @@ class Span:
 
         They are negative, so they equal no token id. The radix tree and the scheduler use them as any other ids.
         """
-        return _ids_of(self.digest, self.stop - self.start)
+        return ids_of(self.digest, self.stop - self.start)
 
 
 @functools.lru_cache(maxsize=512)
-def _ids_of(digest: bytes, count: int) -> NDArray[np.int32]:
+def ids_of(digest: bytes, count: int) -> NDArray[np.int32]:
     """Return the ids of `count` tokens. Kept: a picture's are asked for several times in each of its prompts."""
     ids = np.frombuffer(hashlib.shake_256(digest).digest(4 * count), np.int32) | np.int32(np.iinfo(np.int32).min)
     ids.flags.writeable = False
     return ids
+
+
+def _joined(parts: Iterable[NDArray[np.int32]]) -> NDArray[np.int32]:
+    return np.concatenate(list(parts))
 
 
 BothWays = Literal["", "all", "windowed"]
@@ -91,11 +95,17 @@ class PromptInput:
     modules: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for span in self.spans:
-            if not np.array_equal(self.ids[span.start : span.stop], span.ids):
-                raise ConfigError(
-                    f"the prompt's ids {span.start} to {span.stop} are not those of the span there; take Span.ids"
-                )
+        spans = self.spans
+        if not spans or np.array_equal(_joined(self.of_span(one) for one in spans), _joined(one.ids for one in spans)):
+            return
+        wrong = next(one for one in spans if not np.array_equal(self.of_span(one), one.ids))
+        raise ConfigError(
+            f"the prompt's ids {wrong.start} to {wrong.stop} are not those of the span there; take Span.ids"
+        )
+
+    def of_span(self, span: Span) -> NDArray[np.int32]:
+        """Return the ids of a span's tokens."""
+        return self.ids[span.start : span.stop]
 
     @classmethod
     def composed(cls, modules: Sequence[NDArray[np.int32]], rest: NDArray[np.int32]) -> PromptInput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,10 +43,12 @@ class MediaRows:
         """
         stop = past + len(ids)
         layout = prompt.layout
-        for span in prompt.spans:
+        spans = prompt.spans
+        for i in range(bisect_right(spans, past, key=lambda span: span.stop), len(spans)):
+            span = spans[i]
             low, high = max(span.start, past), min(span.stop, stop)
             if low >= high:
-                continue
+                break
             item, first = span.values
             here = start - past
             self._embedded.append(EmbeddedRows(item, first + low - span.start, here + low, here + high))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -43,9 +44,10 @@ CERTAIN = 4
 
 def _certain(sequence: Sequence, length: int) -> int:
     """Cut a match that ends among the first ids of a span, which other spans may have by chance."""
-    for span in sequence.prompt.spans:
-        if span.start < length < min(span.stop, span.start + CERTAIN):
-            return span.start
+    spans = sequence.prompt.spans
+    before = bisect_left(spans, length, key=lambda span: span.start)
+    if before and length < min((last := spans[before - 1]).stop, last.start + CERTAIN):
+        return last.start
     return length
 
 

@@ -17,7 +17,7 @@ from graftlm.core.errors import ModelError
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.media.items import Kind, is_bytes, spread
 from graftlm.core.media.picture_options import PictureOptions
-from graftlm.core.media.pixels import LARGE_PIXELS, import_pillow
+from graftlm.core.media.pixels import LARGE_PIXELS, import_pillow, pixels_of
 from graftlm.core.media.uncopied import without_copies
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class HfProcessor:
             return False
 
     def _of_patches(self, picture: Image, pixels: NDArray[np.uint8] | None = None) -> Processed:
-        inputs = _patches(self.hf.image_processor, np.array(picture) if pixels is None else pixels)
+        inputs = _patches(self.hf.image_processor, pixels_of(picture) if pixels is None else pixels)
         count = int(inputs["image_grid_thw"].prod()) // self.hf.image_processor.merge_size**2
         text = self.markers["image"] or ""
         ids = np.full(count, self.hf.tokenizer.convert_tokens_to_ids(text), np.int32)

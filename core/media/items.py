@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from graftlm.core.prompt_input import Span
+from graftlm.core.prompt_input import Span, ids_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,6 +53,14 @@ class MediaItem:
     def num_bytes(self) -> int:
         return sum(getattr(value, "nbytes", 0) for value in self.inputs.values())
 
+    def runs(self, cuts: NDArray[np.int64]) -> Runs:
+        """Return the runs of embeddings that begin at 0 and at `cuts`; those of the last call are kept."""
+        key = cuts.tobytes()
+        kept: Runs | None = self.__dict__.get("_runs")
+        if kept is None or kept.key != key:
+            kept = self.__dict__["_runs"] = Runs.of(self, cuts)
+        return kept
+
 
 def is_bytes(value: Any) -> bool:
     """Return True for the pixels of an item with `levels`."""
@@ -76,6 +84,29 @@ class MediaRun(NamedTuple):
 
     item: MediaItem
     first: int
+
+
+class Runs(NamedTuple):
+    """The runs of consecutive embeddings of an item, the same in each prompt.
+
+    key     of their begins
+    firsts  the first embedding of each
+    ids     int32 [num_embeddings], of all tokens
+    """
+
+    key: bytes
+    firsts: tuple[int, ...]
+    digests: tuple[bytes, ...]
+    ids: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, item: MediaItem, cuts: NDArray[np.int64]) -> Runs:
+        firsts = (0, *cuts.tolist())
+        parts = [item.digest + first.to_bytes(8, "little") for first in firsts]
+        digests = tuple(hashlib.blake2b(part, digest_size=32).digest() for part in parts)
+        stops = (*firsts[1:], item.num_embeddings)
+        ids = [ids_of(*run) for run in zip(digests, np.subtract(stops, firsts).tolist(), strict=True)]
+        return cls(cuts.tobytes(), firsts, digests, np.concatenate(ids))
 
 
 class MediaText(str):
@@ -113,12 +144,11 @@ def place(
     for item in items:
         own = at[begin : begin + item.num_embeddings]
         begin += item.num_embeddings
-        first = 0
-        for run in np.split(own, np.flatnonzero(np.diff(own) > 1) + 1):
-            start, stop = int(run[0]), int(run[-1]) + 1
-            digest = hashlib.blake2b(item.digest + first.to_bytes(8, "little"), digest_size=32).digest()
-            span = Span(offset + start, offset + stop, digest, MediaRun(item, first))
-            ids[start:stop] = span.ids
-            spans.append(span)
-            first += stop - start
+        cuts = np.flatnonzero(np.diff(own) > 1) + 1
+        runs = item.runs(cuts)
+        ids[own] = runs.ids
+        starts = (own[[0, *cuts]] + offset).tolist()
+        stops = (own[[*(cuts - 1), -1]] + offset + 1).tolist()
+        for first, start, stop, digest in zip(runs.firsts, starts, stops, runs.digests, strict=True):
+            spans.append(Span(start, stop, digest, MediaRun(item, first)))
     return ids, tuple(spans)

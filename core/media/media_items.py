@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from graftlm.core.chat.messages import ImagePart, VideoPart
 from graftlm.core.errors import ConfigError, GraftError, ModelError, shortened
 from graftlm.core.kv.memory import trim_blocks
@@ -22,7 +20,7 @@ from graftlm.core.media.item_pool import ItemPool, Part, Pending
 from graftlm.core.media.item_store import ItemStore
 from graftlm.core.media.items import Kind, MediaItem, is_bytes
 from graftlm.core.media.loading import load_image, read_image, stated_pixels
-from graftlm.core.media.pixels import BAND_PIXELS, LARGE_PIXELS, import_pillow
+from graftlm.core.media.pixels import LARGE_PIXELS, bands_of, import_pillow, pixels_of
 from graftlm.core.media.video import LoadedVideo, load_video
 
 if TYPE_CHECKING:
@@ -180,8 +178,9 @@ class MediaItems:
             options = None
         form = (*picture.size, among_several, *_ordered(options))
         small = picture.width * picture.height <= LARGE_PIXELS
-        pixels = np.array(picture) if small else None  # once: Pillow holds Python's lock meanwhile
-        digest = _digest(self.hf.fingerprint, "image", form, _bands(picture) if pixels is None else [pixels])
+        pixels = pixels_of(picture) if small else None  # once: Pillow holds Python's lock meanwhile
+        parts = (band.tobytes() for _, band in bands_of(picture)) if pixels is None else [pixels]
+        digest = _digest(self.hf.fingerprint, "image", form, parts)
 
         def make() -> MediaItem:
             return self._made(digest, _processed(self.hf, picture, among_several, options, pixels))
@@ -271,14 +270,6 @@ def _ordered(options: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 def _file_key(content: bytes, among_several: bool, options: Mapping[str, Any] | None) -> bytes:
     return f"{among_several} {_ordered(options)} ".encode() + hashlib.sha256(content).digest()
-
-
-def _bands(picture: Image) -> Iterator[bytes]:
-    """Return the pixels of a picture, some rows at a time: a copy of all would hold Python's lock and its memory."""
-    width, height = picture.size
-    step = max(1, BAND_PIXELS // width)
-    for top in range(0, height, step):
-        yield picture.crop((0, top, width, min(top + step, height))).tobytes()
 
 
 def _digest(fingerprint: bytes, kind: Kind, size: tuple[Any, ...], pixels: Iterable[Any]) -> bytes:
