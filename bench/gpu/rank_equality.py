@@ -29,6 +29,7 @@ from graftlm.kernels.jit import python_process
 KINDS = (
     "llama", "qwen2", "qwen3", "mixtral", "gpt_oss", "deepseek_v3", "gemma2", "gemma3", "phi3", "glm4", "qwen3_moe",
     "mistral", "olmo2", "cohere2", "granite", "starcoder2", "qwen3_next",
+    "gemma4",
 )  # fmt: skip
 ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Large enough for the kernels of Hopper."""
