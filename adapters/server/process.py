@@ -128,11 +128,11 @@ def serve(model: str, settings: ServerSettings, options: dict[str, Any], *, embe
 def load(runtime: Runtime) -> None:
     """Load the model, and run slow work of later requests now, as the process serves only one model.
 
-    It loads llguidance's tokenizer, and excludes all current objects from Python's garbage collector. A thread that
-    parses a body or compiles a constraint passes Python's lock on after TURN_S.
+    It loads llguidance's tokenizer, renders a message, and excludes all current objects from Python's garbage
+    collector. A thread that parses a body or compiles a constraint passes Python's lock on after TURN_S.
     """
     sys.setswitchinterval(TURN_S)
-    preparing = threading.Thread(target=_prepare, args=(runtime,), name="graftlm llguidance", daemon=True)
+    preparing = threading.Thread(target=_prepare, args=(runtime,), name="graftlm first use", daemon=True)
     preparing.start()
     runtime.load()
     preparing.join()
@@ -144,6 +144,7 @@ def _prepare(runtime: Runtime) -> None:
     with suppress(GraftError):  # the load raises the error as well
         if runtime.base_url is None:
             prepare_llguidance(runtime.tokenizer)
+            runtime.tokenizer.render([{"role": "user", "content": "a"}])  # imports transformers, if the load did not
 
 
 def listen(host: str, port: int) -> socket.socket:

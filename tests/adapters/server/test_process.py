@@ -175,6 +175,24 @@ def test_a_bad_runtime_option_is_named(option: str, part: str) -> None:
     assert part in " ".join(ended.stderr.split())
 
 
+LOADS = """
+import sys
+from graftlm import Runtime
+from graftlm.adapters.server.process import load
+
+with Runtime("sprout") as runtime:
+    load(runtime)
+    before = set(sys.modules)
+    runtime.generate([{"role": "user", "content": "What is the sea?"}], max_tokens=2)
+    print(sorted(name for name in set(sys.modules) - before if name.startswith(("transformers", "jinja2"))))
+"""
+
+
+def test_the_first_message_after_a_load_imports_no_renderer_of_templates() -> None:
+    ended = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=600)
+    assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
+
+
 def test_a_load_prepares_llguidance_and_takes_what_is_there_from_the_collector() -> None:
     with Runtime("sprout") as runtime:
         try:
