@@ -146,9 +146,9 @@ class _Family:
             given["videos_kwargs"]["video_metadata"] = [_metadata(video) for video in videos]
         batch = self.processor(**given)
         batch.pop("video_metadata", None)
-        if hasattr(self.model.model, "rope_deltas"):
+        if hasattr(getattr(self.model, "model", None), "rope_deltas"):
             self.model.model.rope_deltas = None
-        batch = {name: x.to(self.device) if hasattr(x, "to") else x for name, x in batch.items()}
+        batch = batch.to(self.device, dtype=self.model.dtype)  # Llama 4's processor makes bfloat16
         num_prompt = batch["input_ids"].shape[1]
         with torch.no_grad():
             ids = self.model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)[0, num_prompt:].tolist()

@@ -61,7 +61,7 @@ class Vision:
         self.tables: GridTables | None = None
         self.num_bytes = self.num_encoded = 0
         self._kept: OrderedDict[bytes, Features] = OrderedDict()
-        self._inner: Any = model.model
+        self._inner: Any = getattr(model, "model", model)
         config: Any = model.config
         self._by_ids = bool(getattr(config.get_text_config(), "hidden_size_per_layer_input", 0))
         self._in_lists = False
@@ -132,7 +132,10 @@ class Vision:
             output: Any = encode(**given, return_dict=True)
         deep = getattr(output, "deepstack_features", None) or []
         self._in_lists = bool(deep) and isinstance(deep[0], list | tuple)
-        layers = [_flat(layer) for layer in (output.pooler_output, *deep)]
+        pooled = getattr(output, "pooler_output", None)
+        if pooled is None:  # Llama 4's forward projects outside of its encoder
+            pooled = self._inner.multi_modal_projector(_flat(output.last_hidden_state))
+        layers = [_flat(layer) for layer in (pooled, *deep)]
         counts = [item.num_embeddings for item in items]
         newline = getattr(self._inner, "image_newline", None)
         if items[0].kind == "video" and newline is not None and len(layers[0]) == counts[0] - 1:

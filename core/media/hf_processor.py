@@ -6,16 +6,16 @@ import copy
 import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graftlm.core.errors import ModelError
+from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.hub import only_local, why_not
-from graftlm.core.media.items import Kind, is_bytes, spread
+from graftlm.core.media.items import Form, Kind, is_bytes, spread
 from graftlm.core.media.picture_options import PictureOptions
 from graftlm.core.media.pixels import LARGE_PIXELS, import_pillow, pixels_of
 from graftlm.core.media.uncopied import without_copies
@@ -185,6 +185,39 @@ class HfProcessor:
         """Whether a picture among several has other inputs than one that is alone in its prompt."""
         return "LlavaOnevision" in type(self.hf).__name__
 
+    @cached_property
+    def least_expanded(self) -> int | None:
+        """The least number of pictures of a text that is expanded as a whole; None if each picture's text is its own.
+
+        Some processors number the pictures of a prompt (MiniCPM-V), or write a space after one (Idefics2).
+        """
+        marker, ends, pictures = self.markers["image"] or "", ("a", "b c", "d"), list(_neighbours())
+        try:
+            texts = [self.image(picture, among_several=self.several_differ).text for picture in pictures]
+            for count in (2,) if self.several_differ else (1, 2):
+                joined = "".join(x for pair in zip(ends, texts[:count], strict=False) for x in pair) + ends[count]
+                forms = [Form(*picture.size, None) for picture in pictures[:count]]
+                if self.expanded(marker.join(ends[: count + 1]), forms) != joined:
+                    return count
+        except Exception:  # a processor of another form raises any error
+            return None
+        return None
+
+    def expanded(self, text: str, forms: Sequence[Form]) -> str:
+        """Return a text whose markers stand for pictures of these forms as the processor writes it.
+
+        Raises ConfigError for options that differ.
+        """
+        options = forms[0].options
+        if any(form.options != options for form in forms):
+            raise ConfigError("the pictures of a prompt have several mm_processor_kwargs; give this model's the same")
+        pictures = [import_pillow().new("RGB", form[:2]) for form in forms]
+        nested = type(self.hf).__name__ in _NESTED or self.several_differ
+        given: dict[str, Any] = {"images": [pictures] if nested else pictures}
+        if options := {**(self.options.of_runtime if options is None else options)}:
+            given["images_kwargs"] = options
+        return self._call(given, text, self.hf.image_processor).text
+
     def _render(self, content: list[dict[str, Any]]) -> str:
         return str(self.hf.apply_chat_template([{"role": "user", "content": content}], tokenize=False))
 
@@ -301,6 +334,11 @@ class HfProcessor:
         batch = hf(text=[text], return_tensors="pt", add_special_tokens=False, **given)
         inputs = {k: v for k, v in batch.items() if k not in _OF_THE_TEXT and hasattr(v, "shape")}
         return Processed(recorder.text, batch["input_ids"][0].numpy().astype(np.int32), inputs)
+
+
+def _neighbours() -> Iterator[Image]:
+    for size in ((80, 60), (60, 112)):
+        yield import_pillow().new("RGB", size)
 
 
 def _tried() -> Iterator[Image]:

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 Kind = Literal["image", "video"]
 
 
+class Form(NamedTuple):
+    """What the text of a picture depends on: its sides in pixels, and the options of its own, None for those of all."""
+
+    width: int
+    height: int
+    options: Mapping[str, Any] | None
+
+
 @dataclass(frozen=True, eq=False)
 class MediaItem:
     """A picture or a video as the model's processor prepared it, alone.
@@ -32,6 +40,7 @@ class MediaItem:
     inputs          tensors of the model's encoder by name, on the host
     alone           whether `ids` may be put between the ids of the texts before and after the marker
     levels          float32 [3, 256]: the encoder's input for each byte of a color; None if `inputs` are final
+    form            of a picture; None of a video
     """
 
     kind: Kind
@@ -43,6 +52,7 @@ class MediaItem:
     inputs: Mapping[str, Any] = field(repr=False)
     alone: bool
     levels: Any = field(default=None, repr=False)
+    form: Form | None = None
 
     def tensors(self) -> dict[str, Any]:
         """Return the inputs as the model's own processor makes them."""

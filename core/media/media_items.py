@@ -18,7 +18,7 @@ from graftlm.core.kv.memory import trim_blocks
 from graftlm.core.media.hf_processor import HfProcessor, Processed, load_hf_processor
 from graftlm.core.media.item_pool import ItemPool, Part, Pending
 from graftlm.core.media.item_store import ItemStore
-from graftlm.core.media.items import Kind, MediaItem, is_bytes
+from graftlm.core.media.items import Form, Kind, MediaItem, is_bytes
 from graftlm.core.media.loading import load_image, read_image, stated_pixels
 from graftlm.core.media.pixels import LARGE_PIXELS, bands_of, import_pillow, pixels_of
 from graftlm.core.media.video import LoadedVideo, load_video
@@ -183,7 +183,8 @@ class MediaItems:
         digest = _digest(self.hf.fingerprint, "image", form, parts)
 
         def make() -> MediaItem:
-            return self._made(digest, _processed(self.hf, picture, among_several, options, pixels))
+            processed = _processed(self.hf, picture, among_several, options, pixels)
+            return self._made(digest, processed, Form(*picture.size, options))
 
         return self._items.of_pixels(digest, make)
 
@@ -196,7 +197,7 @@ class MediaItems:
         digest = _digest(self.hf.fingerprint, "video", (times,), [video.frames.data])
         return self._items.of_pixels(digest, lambda: self._made(digest, _processed_video(self.hf, video)))
 
-    def _made(self, digest: bytes, processed: Processed) -> MediaItem:
+    def _made(self, digest: bytes, processed: Processed, form: Form | None = None) -> MediaItem:
         kind: Kind = "video" if "pixel_values_videos" in processed.inputs else "image"
         inputs = processed.inputs
         if len(self._dtypes) == 1:
@@ -211,7 +212,7 @@ class MediaItems:
         alone = all(one in added for one in ends)
         levels = self.hf.levels if any(map(is_bytes, inputs.values())) else None
         placeholder = self.placeholders[kind]
-        return MediaItem(kind, digest, processed.text, processed.ids, count, placeholder, inputs, alone, levels)
+        return MediaItem(kind, digest, processed.text, processed.ids, count, placeholder, inputs, alone, levels, form)
 
 
 class _Room:

@@ -147,10 +147,12 @@ class MediaProcessor(MediaItems):
         return self._with_items(encode_text(self._whole(text, items)), items, offset)
 
     def _whole(self, text: str, items: Sequence[MediaItem]) -> str:
-        """Return the text to tokenise: with its markers, or with those of each picture where it may merge with them."""
+        """Return the text to tokenise: with its markers, or with pictures' texts where they may change or merge."""
         pieces = re.split("|".join(map(re.escape, self._marker_texts)), text)
         if len(pieces) != len(items) + 1:
             raise ConfigError(f"the text has {len(pieces) - 1} markers of pictures for {len(items)} pictures")
+        if self._expands(items):
+            return self.hf.expanded(str(text), [item.form for item in items if item.form is not None])
         if all(item.alone for item in items):
             return str(text)
         return "".join(x for pair in zip(pieces, [*(i.text for i in items), ""], strict=True) for x in pair)
@@ -159,7 +161,13 @@ class MediaProcessor(MediaItems):
         self, ids: NDArray[np.int32], items: Sequence[MediaItem], offset: int
     ) -> tuple[NDArray[np.int32], tuple[Span, ...]]:
         """Put items into the ids of the text that `_whole` returned."""
-        return self._placed(self._spliced(ids, items) if all(item.alone for item in items) else ids, items, offset)
+        spliced = all(item.alone for item in items) and not self._expands(items)
+        return self._placed(self._spliced(ids, items) if spliced else ids, items, offset)
+
+    def _expands(self, items: Sequence[MediaItem]) -> bool:
+        """Return True if the processor writes the text of these items as a whole. Videos keep texts of their own."""
+        least = self.hf.least_expanded
+        return least is not None and len(items) >= least and all(item.form is not None for item in items)
 
     def between(self, ids: Sequence[int], parts: Sequence[Part]) -> PromptInput:
         """Return the prompt of the token ids of a text that holds the `text_of` each of `parts`, in order.

@@ -95,9 +95,8 @@ def add_vision(
         return
     memory = torch.cuda.get_device_properties(loaded.device).total_memory if loaded.device.type == "cuda" else 0
     max_bytes = config.media_cache_bytes or (memory // _GPU_SHARE if memory else _CPU_BYTES)
-    loaded.vision = Vision(loaded.model, max_bytes)
-    difference = _difference(loaded, reference, attention_factory)
-    if difference is not None:
+    difference = _added(loaded, max_bytes) or _difference(loaded, reference, attention_factory)
+    if difference is not None or loaded.vision is None:
         loaded.vision = None
         loaded.no_pictures = f"{loaded.name} reads no pictures here: {difference}"
         return
@@ -254,6 +253,15 @@ def _rounding(loaded: LoadedModel, prompt: PromptInput, logits: torch.Tensor) ->
             return relative_error(_own_logits(loaded, prompt), logits)
     except Exception:  # models without this implementation raise any error
         return 0.0
+
+
+def _added(loaded: LoadedModel, max_bytes: int) -> str | None:
+    """Give a model its encoder. -> the reason for which it cannot be used; None if it can"""
+    try:
+        loaded.vision = Vision(loaded.model, max_bytes)
+    except Exception as failure:  # models of another form raise any error
+        return f"its parts have other names: {type(failure).__name__}: {str(failure)[:200]}"
+    return None
 
 
 def _difference(loaded: LoadedModel, reference: PictureReference, attention_factory: AttentionFactory) -> str | None:

@@ -415,6 +415,45 @@ def _mistral3() -> tuple[Any, Any]:
     return tf.Mistral3ForConditionalGeneration(config), processor
 
 
+def random_idefics2() -> tuple[Any, Any]:
+    """Build a model like Idefics2, whose processor writes a space between a picture and a word, and its processor."""
+    tf = _transformers()
+
+    fake = "<fake_token_around_image>"
+    names = {"image_token": "<image>", "fake_image_token": fake, "image_boundary_token": fake}
+    tokenizer = byte_tokenizer({**names, "end_of_utterance_token": "<end_of_utterance>"}, image="<image>")
+    sampled = {"resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 4, "resampler_head_dim": 16}
+    config = tf.Idefics2Config(
+        vision_config={**_ENCODER, "image_size": 56, "patch_size": 14},
+        text_config={"model_type": "mistral", **_DECODER, "sliding_window": None},
+        perceiver_config={"hidden_size": 64, "num_key_value_heads": 2, **sampled},
+        image_token_id=tokenizer.image_token_id,
+    )
+    images = tf.Idefics2ImageProcessor(size={"shortest_edge": 28, "longest_edge": 56}, do_image_splitting=False)
+    processor = _processor("Idefics2Processor", images, tokenizer, image_seq_len=4)
+    return _random(tf.Idefics2ForConditionalGeneration(config)), processor
+
+
+def _llama4() -> tuple[Any, Any]:
+    tf = _transformers()
+
+    names = {"image_token": "<|image|>", "patch_token": "<|patch|>"}
+    names |= {"start_of_image_token": "<|image_start|>", "end_of_image_token": "<|image_end|>"}
+    tiles = ("<|tile_x_separator|>", "<|tile_y_separator|>")
+    tokenizer = byte_tokenizer(names, *tiles, image="<|image|>")
+    encoder = {**_ENCODER, "intermediate_size": 128, "image_size": 56, "patch_size": 14}
+    config = tf.Llama4Config(
+        vision_config={**encoder, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64},
+        text_config={**_DECODER, "intermediate_size_mlp": 96, "num_local_experts": 4, "pad_token_id": END + 1},
+        image_token_index=tokenizer.patch_token_id,
+        boi_token_index=tokenizer.start_of_image_token_id,
+        eoi_token_index=tokenizer.end_of_image_token_id,
+    )
+    images = tf.Llama4ImageProcessor(size={"height": 56, "width": 56}, max_patches=2)
+    processor = _processor("Llama4Processor", images, tokenizer, patch_size=14, pixel_shuffle_ratio=0.5)
+    return tf.Llama4ForConditionalGeneration(config), processor
+
+
 _FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "llava": _llava,
     "llava_next": _llava_next,
@@ -429,5 +468,6 @@ _FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "mistral3": _mistral3,
+    "llama4": _llama4,
 }
-_NEEDS = {"smolvlm": ("num2words", "torchvision"), "mistral3": ("torchvision",)}
+_NEEDS = {"smolvlm": ("num2words", "torchvision"), "mistral3": ("torchvision",), "llama4": ("torchvision",)}

@@ -14,7 +14,13 @@ import graftlm as gl
 from graftlm.core.execution import vision
 from graftlm.core.execution.vision import _flat
 from graftlm.core.text.processor import TextProcessor
-from graftlm.testing.random_vision import random_gemma4_unified, random_picture, random_vision_model, save_vision_model
+from graftlm.testing.random_vision import (
+    random_gemma4_unified,
+    random_idefics2,
+    random_picture,
+    random_vision_model,
+    save_vision_model,
+)
 from tests.vision import question, reference, written
 
 CAT, DOG = random_picture(0), random_picture(1, 60, 90)
@@ -43,6 +49,33 @@ def test_answers_are_those_of_transformers(family: str) -> None:
         assert [answers(runtime, [one])[0] for one in QUESTIONS] == expected  # warm
     with gl.Runtime(model, tokenizer=processor, device="cpu", max_step_tokens=7) as runtime:
         assert [answers(runtime, [one])[0] for one in QUESTIONS] == expected
+
+
+def test_a_picture_whose_text_depends_on_the_text_after_it() -> None:
+    model, processor = random_idefics2()
+    expected = [reference(model, processor, one) for one in QUESTIONS]
+    with gl.Runtime(model, tokenizer=processor, device="cpu") as runtime:
+        assert answers(runtime, QUESTIONS) == expected
+        assert answers(runtime, QUESTIONS) == expected
+
+
+class Numbered(transformers.LlavaProcessor):
+    """A processor that numbers the pictures of a prompt, as that of MiniCPM-V does."""
+
+    def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
+        first, *others = text[0].split("<image>")
+        numbered = "".join(f"({i})<image>{other}" for i, other in enumerate(others))
+        return super().__call__(images, [first + numbered], **options)
+
+
+def test_pictures_that_the_processor_numbers() -> None:
+    model, processor = random_vision_model("llava")
+    processor.__class__ = Numbered
+    expected = [reference(model, processor, one) for one in QUESTIONS]
+    with gl.Runtime(model, tokenizer=processor, device="cpu") as runtime:
+        assert answers(runtime, QUESTIONS) == expected
+        media: Any = runtime.tokenizer.media
+        assert media.hf.least_expanded == 2
 
 
 def test_a_folder_loads_by_its_name(tmp_path: Path) -> None:
