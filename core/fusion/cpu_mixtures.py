@@ -1,7 +1,8 @@
 """Mixtures of experts on CPUs: weights packed once in panels, and a compiled loop that reads only the experts hit.
 
-The experts' module gets a compiled forward. Where the router is recognised and nothing is added beside the experts, the
-mixture is a part of the compiled decoder layer too (cpu_layers.py).
+The experts' module gets a compiled forward. Where the router is recognised, the mixture is a part of the compiled
+decoder layer too (cpu_layers.py). Shared experts are further experts there, which every token has; a mixture that adds
+anything else runs its own code around the experts.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import torch
 from torch import nn
 
 from graftlm.core.execution.routing import Routing, in_order, mixtures_of
-from graftlm.core.fusion.expert_routers import router_of
+from graftlm.core.fusion.expert_routers import Gated, router_of, shared_experts
 from graftlm.core.fusion.layer_parts import activation_of, allclose
 from graftlm.kernels.codes.expert_codes import codes_of
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
+from graftlm.kernels.weight import PlainWeight, weight_of
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
-    from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertPanels
+    from graftlm.kernels.activation import Activation
+    from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertPanels, SharedExperts
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between experts and their replacement on random input."""
@@ -52,26 +56,66 @@ def _fuse(block: nn.Module, experts: Any, fusions: Fusions, found: dict[nn.Modul
     if isinstance(seen, str):
         return seen
     routing, expected, out = seen
-    panels = ExpertPanels.of(gate_up.detach(), down.detach(), activation)
+    tolerance = TOLERANCE[gate_up.dtype]
+    router = router_of(block, experts, routing, len(down))
+    unknown = "its router is unknown" if router is None else router_problem(router)
+    alone = isinstance(out, torch.Tensor) and allclose(expected, out.reshape(expected.shape), tolerance)
+    shared = (
+        None if alone or unknown or not isinstance(out, torch.Tensor) else _shared(block, experts, seen, activation)
+    )
+    panels = ExpertPanels.of(gate_up.detach(), down.detach(), activation, shared)
     compiled = CompiledExperts(panels)
-    tolerance = TOLERANCE[panels.dtype]
     chosen = routing.experts, routing.weights.float()
     if not fusions.passes(lambda: allclose(expected, compiled.chosen(routing.x, *chosen), tolerance)):
         return "the compiled code's output differs"
-    router = router_of(block, experts, routing, panels.num_experts)
     experts.forward = partial(_forward, compiled)
     for parameter in (gate_up, down):
         parameter.data = parameter.new_empty(0, *parameter.shape[1:])
     fusions.num_packed += 1
     fusions.add(partial(_restore, experts, panels), weights=True)
-    unknown = "its router is unknown" if router is None else router_problem(router)
     if router is None or unknown is not None:
         fusions.reasons[type(block).__name__] = str(unknown)
-    elif not isinstance(out, torch.Tensor) or not allclose(expected, out.reshape(expected.shape), tolerance):
+    elif not alone and shared is None:
         fusions.reasons[type(block).__name__] = "it adds more than its experts' outputs"
     else:
-        found[block] = CompiledExperts(panels, router)
+        found[block] = CompiledExperts(panels, router, shared.gate if shared is not None else None)
     return None
+
+
+def _shared(
+    block: nn.Module, experts: Any, seen: tuple[Routing, torch.Tensor, torch.Tensor], activation: Activation
+) -> SharedExperts | None:
+    """Return the experts that a mixture adds to those chosen; None if it adds anything else."""
+    routing, expected, out = seen
+    for found in shared_experts(block, experts, routing.x):
+        if allclose(out.reshape(expected.shape), expected + found(routing.x), TOLERANCE[expected.dtype]):
+            gate = found.gate if isinstance(found, Gated) else None
+            mlp = found.experts if isinstance(found, Gated) else found
+            return _as_experts(mlp, gate, experts.down_proj.shape[2], activation)
+    return None
+
+
+def _as_experts(mlp: Any, gate: nn.Linear | None, gate_size: int, activation: Activation) -> SharedExperts | None:
+    """Return an MLP as experts of a gate size; None if it is of another kind, or no multiple of the size."""
+    from graftlm.kernels.cpu.decoder.mixture import SharedExperts
+
+    linears: list[Any] = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    linears += [gate] if gate is not None else []
+    if activation_of(getattr(mlp, "act_fn", None)) != activation or not all(map(_is_plain, linears)):
+        return None
+    gates, ups, downs = (linear.weight.detach() for linear in linears[:3])
+    num_shared, rest = divmod(len(gates), gate_size)
+    if rest or not num_shared:
+        return None
+    gate_up = torch.cat([x.unflatten(0, (num_shared, gate_size)) for x in (gates, ups)], 1)
+    down = downs.unflatten(1, (num_shared, gate_size)).transpose(0, 1)
+    return SharedExperts(gate_up, down, gate.weight.detach()[0] if gate is not None else None)
+
+
+def _is_plain(linear: Any) -> bool:
+    """Return True for a linear layer without a bias, packed or not."""
+    is_plain = isinstance(linear, PackedLinear) or type(weight_of(linear)) is PlainWeight
+    return is_plain and linear.bias is None
 
 
 def _problem(experts: Any) -> str | None:

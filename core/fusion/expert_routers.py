@@ -1,10 +1,11 @@
-"""Recognise a mixture's router: the rule that yields the experts and weights which the model's own code chose."""
+"""Recognise a mixture's router, the rule that yields the experts and weights which the model's own code chose, and its
+shared experts, which every token has."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +38,34 @@ def router_of(block: nn.Module, experts: nn.Module, routing: Routing, num_expert
             if found is not None:
                 return found
     return None
+
+
+@dataclass(frozen=True)
+class Gated:
+    """Shared experts behind a gate of their own, a linear layer of one output."""
+
+    experts: nn.Module
+    gate: nn.Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.gate(x).sigmoid() * self.experts(x)
+        return out
+
+
+def shared_experts(
+    block: nn.Module, experts: nn.Module, x: torch.Tensor
+) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Yield candidates for a block's shared experts: another child, with or without a gate of its own."""
+    children = [child for child in block.children() if child is not experts]
+    gates = [child for child in children if isinstance(child, nn.Linear) and child.out_features == 1]
+    for child in children:
+        try:
+            fits = child not in gates and child(x).shape == x.shape
+        except Exception:  # a router, or another kind of module
+            continue
+        if fits:
+            yield child
+            yield from (Gated(child, gate) for gate in gates)
 
 
 def chosen(router: Router, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

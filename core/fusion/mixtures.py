@@ -17,7 +17,7 @@ from torch import nn
 
 from graftlm.core.execution.routing import Routing, has_experts, in_order, replayed
 from graftlm.core.fusion.expert_modules import expert_weights
-from graftlm.core.fusion.expert_routers import router_of
+from graftlm.core.fusion.expert_routers import Gated, router_of, shared_experts
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.tensor_parallel.ranks import REDUCE
 from graftlm.kernels.codes.expert_codes import codes_of
@@ -289,36 +289,10 @@ def _whole(
     routed = seen.routed if reduce is None else reduce(seen.routed[None], seen.routed.dtype)
     if _close(added, routed):
         return Mixture(plan, router, None, strict, seen.scale_input, reduce)
-    for shared in _shared(block, experts, seen.routing.x):
+    for shared in shared_experts(block, experts, seen.routing.x):
         if _close(added, routed + shared(seen.routing.x)):
             return Mixture(plan, router, shared, strict, seen.scale_input, reduce)
     return None
-
-
-def _shared(block: nn.Module, experts: nn.Module, x: torch.Tensor) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Yield candidates for a block's shared experts: another child, with or without a gate of its own."""
-    children = [child for child in block.children() if child is not experts]
-    gates = [child for child in children if isinstance(child, nn.Linear) and child.out_features == 1]
-    for child in children:
-        try:
-            fits = child not in gates and child(x).shape == x.shape
-        except Exception:  # a router, or another kind of module
-            continue
-        if fits:
-            yield child
-            yield from (Gated(child, gate) for gate in gates)
-
-
-@dataclass(frozen=True)
-class Gated:
-    """Shared experts behind a gate of their own, a linear layer of one output."""
-
-    experts: nn.Module
-    gate: nn.Linear
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.gate(x).sigmoid() * self.experts(x)
-        return out
 
 
 def beside_of(shared: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Beside:

@@ -123,8 +123,10 @@ class ExpertsCall(ctypes.Structure):
 
     counters   int64 [EXPERT_PHASES, 2], started and finished tasks of phases, 0 before
     x          float32 [num_rows, x_row], zeros after the hidden size
-    router     elements [num_experts, hidden_size], the router's weight; 0 if `experts` and `weights` are given. Then
-               its bias float32 [num_experts], or 0
+    num_shared  the last of the experts, which every row has: the last of its `top_k`
+    router     elements [num_experts - num_shared, hidden_size], the router's weight; 0 if `experts` and `weights` are
+               given. Then its bias float32 [num_experts - num_shared], or 0
+    gated      whether `router` has one more row, the sigmoid of whose score is the weight of shared experts, else 1
     rounds     whether scores are rounded to elements
     score      function of the scores before the choice, `after` of the chosen ones; SOFTMAX, SIGMOID or IDENTITY
     correction float32 [num_experts], added for the choice alone, or 0
@@ -137,6 +139,7 @@ class ExpertsCall(ctypes.Structure):
 
     _fields_ = (
         *int_fields("next_task", "counters", "num_rows", "hidden_size", "gate_size", "num_experts", "top_k"),
+        *int_fields("num_shared", "gated"),
         *int_fields("x", "x_row", "router", "bias", "rounds", "score", "after", "correction", "renormalize"),
         *int_fields("logits", "experts", "weights", "gate", "up", "down", "up_bytes", "down_bytes"),
         *int_fields("depth", "down_depth", "sorted", "hidden", "parts", "out", "add", "gelu"),

@@ -159,7 +159,7 @@ class Workspace:
         mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
         depths = [p.depth for layer in layers for p in layer.all_panels] + [m.panels.depth for m in mixtures]
         self.inputs = torch.empty(num_rows, max(depths))
-        chosen = [(m.panels, m.router.top_k) for m in mixtures if m.router is not None]
+        chosen = [(m.panels, m.top_k) for m in mixtures if m.router is not None]
         self.experts = ExpertsSpace(chosen, num_rows) if chosen else None
         heads = max(layer.num_qkv_heads * layer.head_dim for layer in layers)
         self.qkv = torch.empty(num_rows * heads, dtype=dtype)
@@ -240,7 +240,7 @@ class CompiledLayers:
         if w.mixture is None or w.mixture.router is None or self.space.experts is None:
             return None
         panels, router, inputs = w.mixture.panels, w.mixture.router, self.space.inputs
-        held = ExpertsRecord(panels, router, router.top_k, self.space.experts)
+        held = ExpertsRecord(panels, router, w.mixture.top_k, self.space.experts, w.mixture.shared_gate)
         held.record.x, held.record.x_row = inputs.data_ptr(), inputs.shape[1]
         held.record.add, held.record.out = out is None, out[0] if out is not None else 0
         gate_up = products[GATE_UP_PRODUCT]  # names the rows that the norm writes

@@ -32,10 +32,24 @@ def router_problem(router: Router) -> str | None:
 
 
 @dataclass(frozen=True)
+class SharedExperts:
+    """Experts that every token has, beside those that a router chooses.
+
+    gate_up  [num_shared, 2 * gate_size, hidden_size], down [num_shared, hidden_size, gate_size]
+    gate     [hidden_size]: the sigmoid of its product with a token is the weight of their outputs; None: weights are 1
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class ExpertPanels:
     """The weights of a mixture's experts: panels as those of `Panels`, [num_experts, num_panels, depth / i, 64, i].
 
     gate, up    [.., depth] inputs of the hidden size, down [.., down_depth]; all padded with zeros
+    num_shared  the last of the experts, which every token has
     """
 
     gate: torch.Tensor
@@ -44,17 +58,22 @@ class ExpertPanels:
     hidden_size: int
     gate_size: int
     activation: Activation
+    num_shared: int = 0
 
     @classmethod
-    def of(cls, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> ExpertPanels:
+    def of(
+        cls, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation, shared: SharedExperts | None = None
+    ) -> ExpertPanels:
         """Copy gate_up [num_experts, 2 * gate_size, hidden_size] and down [num_experts, hidden_size, gate_size]."""
-        num_experts, both, hidden_size = gate_up.shape
+        _, both, hidden_size = gate_up.shape
         gate_size = both // 2
-        gate, up, packed_down = (
-            _packed([weight[expert] for expert in range(num_experts)])
-            for weight in (gate_up[:, :gate_size], gate_up[:, gate_size:], down)
-        )
-        return cls(gate, up, packed_down, hidden_size, gate_size, activation)
+        all_gate_up, all_down = [*gate_up], [*down]
+        if shared is not None:
+            all_gate_up, all_down = [*all_gate_up, *shared.gate_up], [*all_down, *shared.down]
+        gates, ups = ([one[at] for one in all_gate_up] for at in (slice(0, gate_size), slice(gate_size, both)))
+        num_shared = len(shared.down) if shared is not None else 0
+        gate, up, packed_down = (_packed(each) for each in (gates, ups, all_down))
+        return cls(gate, up, packed_down, hidden_size, gate_size, activation, num_shared)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,9 +96,10 @@ class ExpertPanels:
         return self.down.shape[2] * self.down.shape[4]
 
     def unpack(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return gate_up and down as given."""
+        """Return gate_up and down as given, without shared experts."""
+        routed = self.num_experts - self.num_shared
         gate, up, down = (
-            x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :num_out, :num_in]
+            x[:routed].transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :num_out, :num_in]
             for x, num_out, num_in in (
                 (self.gate, self.gate_size, self.hidden_size),
                 (self.up, self.gate_size, self.hidden_size),
@@ -101,11 +121,11 @@ class ExpertsSpace:
     """Intermediate results of mixtures that run one after the other, for up to `num_rows` rows each."""
 
     def __init__(self, mixtures: Sequence[tuple[ExpertPanels, int]], num_rows: int) -> None:
-        """mixtures: experts, and the number of them that a token chooses"""
+        """mixtures: experts, and the number of them that a token has"""
         picks, dtype = num_rows * max(top_k for _, top_k in mixtures), mixtures[0][0].dtype
         panels = [panels for panels, _ in mixtures]
         self.experts, self.weights = torch.empty(picks, dtype=torch.int64), torch.empty(picks)
-        self.logits = torch.empty(num_rows * max(p.num_experts for p in panels))
+        self.logits = torch.empty(num_rows * (1 + max(p.num_experts for p in panels)))
         self.sorted = torch.empty(picks * max(p.depth for p in panels), dtype=dtype)
         self.hidden = torch.empty(picks * max(p.down_depth for p in panels), dtype=dtype)
         self.parts = torch.empty(picks * max(p.hidden_size for p in panels))
@@ -115,9 +135,18 @@ class ExpertsRecord:
     """The arguments of one mixture.
 
     router  None where the choice lies in `space.experts` and `space.weights` [num_rows, top_k]
+    top_k   experts of a token, shared ones included
+    shared_gate  as SharedExperts.gate
     """
 
-    def __init__(self, panels: ExpertPanels, router: Router | None, top_k: int, space: ExpertsSpace) -> None:
+    def __init__(
+        self,
+        panels: ExpertPanels,
+        router: Router | None,
+        top_k: int,
+        space: ExpertsSpace,
+        shared_gate: torch.Tensor | None = None,
+    ) -> None:
         dtype = panels.dtype
         self._held = panels, space
         self._counters = np.zeros((EXPERT_PHASES, 2), np.int64)
@@ -135,10 +164,12 @@ class ExpertsRecord:
         for name in ("gate", "up", "down"):
             setattr(record, name, getattr(panels, name).data_ptr())
         if router is not None:
-            self._set_router(record, router, dtype)
+            record.num_shared, record.gated = panels.num_shared, shared_gate is not None
+            self._set_router(record, router, dtype, shared_gate)
 
-    def _set_router(self, record: Any, router: Router, dtype: torch.dtype) -> None:
-        record.router = self._kept(router.weight.to(dtype).contiguous())
+    def _set_router(self, record: Any, router: Router, dtype: torch.dtype, shared_gate: torch.Tensor | None) -> None:
+        rows = [router.weight] if shared_gate is None else [router.weight, shared_gate[None]]
+        record.router = self._kept(torch.cat([row.to(dtype) for row in rows]))
         record.bias = self._kept(router.bias.float()) if router.bias is not None else 0
         record.correction = self._kept(router.correction.float()) if router.correction is not None else 0
         record.rounds = router.logits_dtype is not torch.float32
@@ -158,11 +189,19 @@ class CompiledExperts:
     """A mixture's experts for any number of rows: the replacement of the forward of their module.
 
     panels  see ExpertPanels; router  of the whole mixture, None for the experts alone
+    shared_gate  as SharedExperts.gate
     """
 
-    def __init__(self, panels: ExpertPanels, router: Router | None = None) -> None:
-        self.panels, self.router = panels, router
+    def __init__(
+        self, panels: ExpertPanels, router: Router | None = None, shared_gate: torch.Tensor | None = None
+    ) -> None:
+        self.panels, self.router, self.shared_gate = panels, router, shared_gate
         self._function = loop_address("experts", ElementFormat.of(panels.dtype))
+
+    @property
+    def top_k(self) -> int:
+        """Return the experts of a token in the whole mixture, shared ones included."""
+        return self.panels.num_shared + (self.router.top_k if self.router is not None else 0)
 
     def chosen(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the given experts' outputs: x [num_rows, n], the choice [num_rows, top_k]."""
@@ -176,14 +215,14 @@ class CompiledExperts:
     def _run(
         self, x: torch.Tensor, router: Router | None, choice: tuple[torch.Tensor, torch.Tensor] | None
     ) -> torch.Tensor:
-        top_k = router.top_k if router is not None else choice[0].shape[1] if choice is not None else 0
+        top_k = self.top_k if choice is None else choice[0].shape[1]
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         piece = max(_MOST_PICKS // top_k, 1)
         for first in range(0, len(x), piece):
             here = slice(first, first + piece)
             rows = torch.nn.functional.pad(x[here].float(), (0, self.panels.depth - x.shape[1])).contiguous()
             space = ExpertsSpace([(self.panels, top_k)], len(rows))
-            held = ExpertsRecord(self.panels, router, top_k, space)
+            held = ExpertsRecord(self.panels, router, top_k, space, self.shared_gate)
             if choice is not None:
                 space.experts.copy_(choice[0][here].flatten())
                 space.weights.copy_(choice[1][here].flatten())

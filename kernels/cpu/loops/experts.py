@@ -63,29 +63,34 @@ def _apply(scores, num, function):
 
 @njit(forceinline=True, **FLAGS)
 def _choose(call, scores, choice, experts, weights):
-    """Choose the experts of a row from its scores; `choice` is scratch of the same length."""
-    _apply(scores, call.num_experts, call.score)
-    for i in range(call.num_experts):
+    """Choose the experts of a row from its scores, and add the shared ones; `choice` is scratch of the same length."""
+    routed, top_k = call.num_experts - call.num_shared, call.top_k - call.num_shared
+    _apply(scores, routed, call.score)
+    for i in range(routed):
         choice[i] = scores[i]
     if call.correction != 0:
-        correction = carray(at(call.correction), call.num_experts, np.float32)
-        for i in range(call.num_experts):
+        correction = carray(at(call.correction), routed, np.float32)
+        for i in range(routed):
             choice[i] += correction[i]
-    for k in range(call.top_k):
+    for k in range(top_k):
         best = 0
-        for i in range(1, call.num_experts):
+        for i in range(1, routed):
             if choice[i] > choice[best]:
                 best = i
         experts[k], weights[k] = best, scores[best]
         choice[best] = _F(-3e38)
-    _apply(weights, call.top_k, call.after)
+    _apply(weights, top_k, call.after)
     total = call.eps
-    for k in range(call.top_k):
+    for k in range(top_k):
         total += weights[k]
-    for k in range(call.top_k):
+    for k in range(top_k):
         if call.renormalize != 0:
             weights[k] /= total
         weights[k] *= call.scale
+    for k in range(call.num_shared):
+        experts[top_k + k], weights[top_k + k] = routed + k, _F(1)
+        if call.gated != 0:
+            weights[top_k + k] = _F(1) / (_F(1) + exp(min(-scores[routed], _F(80))))
 
 
 @njit(forceinline=True, **FLAGS)
@@ -139,8 +144,9 @@ def compile_experts(number: int) -> MachineCode:
 
     @njit(forceinline=True, **FLAGS)
     def route(call, like):
-        num_experts, hidden, counters = call.num_experts, call.hidden_size, call.counters
-        parts, taken = (num_experts + _SCORED - 1) // _SCORED, 0
+        routed, hidden, counters = call.num_experts - call.num_shared, call.hidden_size, call.counters
+        scored = routed + (1 if call.gated != 0 else 0)
+        parts, taken = (scored + _SCORED - 1) // _SCORED, 0
         while True:
             task = next_task(at(counters))
             if task >= call.num_rows * parts:
@@ -148,29 +154,29 @@ def compile_experts(number: int) -> MachineCode:
             taken += 1
             row = task // parts
             x = carray(at(call.x + row * call.x_row * 4), hidden, np.float32)
-            scores = carray(at(call.logits + row * num_experts * 4), num_experts, np.float32)
-            for expert in range(task % parts * _SCORED, min((task % parts + 1) * _SCORED, num_experts)):
+            scores = carray(at(call.logits + row * scored * 4), scored, np.float32)
+            for expert in range(task % parts * _SCORED, min((task % parts + 1) * _SCORED, scored)):
                 weight = carray(at(call.router + expert * hidden * size), hidden, element)
                 total = _F(0)
                 for d in range(hidden):
                     total += x[d] * widen(weight[d])
                 if call.rounds != 0:
                     total = rounded(total, like)
-                if call.bias != 0:
-                    total += carray(at(call.bias), num_experts, np.float32)[expert]
+                if call.bias != 0 and expert < routed:
+                    total += carray(at(call.bias), routed, np.float32)[expert]
                     if call.rounds != 0:
                         total = rounded(total, like)
                 scores[expert] = total
         add_done(at(counters), taken)
         wait_until_done(counters, call.num_rows * parts)
-        memory, taken = allocate(4 * num_experts), 0
-        choice, _ = float_array(memory, (num_experts,))
+        memory, taken = allocate(4 * scored), 0
+        choice, _ = float_array(memory, (scored,))
         while True:
             row = next_task(at(counters + 16))
             if row >= call.num_rows:
                 break
             taken += 1
-            scores = carray(at(call.logits + row * num_experts * 4), num_experts, np.float32)
+            scores = carray(at(call.logits + row * scored * 4), scored, np.float32)
             experts = carray(at(call.experts + row * call.top_k * 8), call.top_k, np.int64)
             weights = carray(at(call.weights + row * call.top_k * 4), call.top_k, np.float32)
             _choose(call, scores, choice, experts, weights)

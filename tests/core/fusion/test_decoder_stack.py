@@ -22,7 +22,10 @@ def load(kind: str = "llama", **config: Any) -> Any:
     return load_model(tiny_model(kind, **config), EngineConfig(), byte_tokenizer())
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "glm4_moe"],
+)
 def test_a_model_of_the_common_shape_runs_decode_steps_in_one_call(kind: str) -> None:
     loaded = load(kind)
     assert loaded.execution == "paged, 2 of 2 layers fused, decode steps in one call"

@@ -7,7 +7,7 @@ import torch
 
 from graftlm.core.fusion.expert_routers import chosen
 from graftlm.kernels.activation import Activation, gate_by_torch
-from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertPanels
+from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertPanels, SharedExperts
 from graftlm.kernels.gpu.mixture.router import Router
 
 EXPERTS, GATE, HIDDEN, TOP_K = 6, 40, 72, 3
@@ -68,3 +68,24 @@ def test_a_router_chooses_as_its_rule_says(rule: dict[str, Any]) -> None:
 def test_unpacked_experts_are_those_packed(dtype: torch.dtype) -> None:
     found = ExpertPanels.of(*weights(dtype), "silu").unpack()
     assert all(torch.equal(a, b) for a, b in zip(found, weights(dtype), strict=True))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_shared_experts_are_added_to_those_chosen(gated: bool) -> None:
+    gate_up, down = weights(torch.float32)
+    gate = torch.randn(HIDDEN) if gated else None
+    shared = SharedExperts(gate_up[:2].flip(0), down[:2].flip(0), gate)
+    panels = ExpertPanels.of(gate_up, down, "silu", shared)
+    made = router(torch.float32, bias=torch.linspace(-1, 1, EXPERTS), renormalize=True, eps=1e-20)
+    x = torch.randn(7, HIDDEN)
+    factor = torch.sigmoid(x @ gate)[:, None] if gate is not None else torch.ones(7, 1)
+    experts, factors = chosen(made, x)
+    expected = by_definition(
+        x,
+        panels,
+        (torch.cat([experts, torch.tensor([[1, 0]] * 7)], 1), torch.cat([factors, factor, factor], 1)),
+        "silu",
+    )
+    found = CompiledExperts(panels, made, gate).routed(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(panels.unpack(), (gate_up, down), strict=True))
