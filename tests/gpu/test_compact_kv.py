@@ -11,7 +11,8 @@ import torch
 from graftlm.core.config import CacheConfig
 from graftlm.core.errors import ConfigError
 from graftlm.core.runtime import Runtime
-from tests.gpu.device import difference_of_graphs, error_of_decode, family, relative
+from graftlm.kernels.wire_plan import WirePlan
+from tests.gpu.device import GREEDY, difference_of_graphs, error_of_decode, family, relative, replace_forward
 from tests.models import byte_tokenizer, tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -70,6 +71,37 @@ def test_a_cached_prefix_gives_the_logits_of_a_fresh_one(kind: str, head_dim: in
         assert cached.stats().cached_tokens > 500
     for found in (fresh, again):
         assert relative(torch.from_numpy(found), torch.from_numpy(expected)) < 3e-2
+
+
+@pytest.mark.parametrize(("kind", "head_dim"), [("llama", 128), ("gemma3", 256), ("llama", 64)])
+def test_a_short_prompt_in_a_graph_reads_no_slot_before_it_is_written(kind: str, head_dim: int) -> None:
+    """A graph has a row for each token of a prompt, so the tokens before a row's last one are as new as that one."""
+    prompts = family(3, shared=100)
+    with on_hopper(kind, kv=form_of(head_dim), overrides={"head_dim": head_dim}) as runtime:
+        in_graphs: list[int] = []
+
+        def count(runner: Any, plan: WirePlan) -> torch.Tensor:
+            in_graphs.append(0 if plan.is_decode or not runner._fits(plan) else int(plan.num_new.max()))
+            logits: torch.Tensor = type(runner).forward(runner, plan)
+            return logits
+
+        replace_forward(runtime, count)
+        expected = [runtime.generate(prompt, **GREEDY).token_ids for prompt in prompts]
+        for _ in range(2):
+            _spoil(runtime)
+            assert [runtime.generate(prompt, **GREEDY).token_ids for prompt in prompts] == expected
+        assert max(in_graphs) > 4
+
+
+def _spoil(runtime: Runtime) -> None:
+    """Fill the KV pool with codes of numbers that are not finite."""
+    runtime.clear_cache()
+    engine: Any = runtime.load()._thread.engine
+    store = engine.runner.attention.store
+    with torch.inference_mode():
+        for tensor, value in [*((x, -1) for x in store.records), *((x, 255) for x in store.exponents)]:
+            tensor.fill_(value)
+    torch.cuda.synchronize()
 
 
 def test_a_pool_of_so_many_bytes_holds_a_third_more_tokens() -> None:
