@@ -203,6 +203,7 @@ class Process(uvicorn.Server):
         host, port = self._listener.getsockname()[:2]
         scheme, shown = "https" if self.config.is_ssl else "http", f"[{host}]" if ":" in host else host
         log.info("%s at %s://%s:%d/v1", self._server.runtime.model_name, scheme, shown, port)
+        log.info("loading; until the model is ready, requests have status 503")
         threading.Thread(target=self._load, name="graftlm load", daemon=True).start()
 
     def _load(self) -> None:
