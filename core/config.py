@@ -62,11 +62,18 @@ _ELSEWHERE = {
     "max_num_seqs": ("max_batch", "max_batch"),
     "max_num_batched_tokens": ("max_step_tokens", "max_step_tokens"),
     "n_ctx": ("max_model_len", "max_model_len"),
+    "num_ctx": ("max_model_len", "max_model_len"),
+    "n_threads": ("device", "the environment variable OMP_NUM_THREADS"),
     "n_gpu_layers": ("device", "device='cuda', which holds all layers"),
     "tensor_parallel_size": ("tensor_parallel", "tensor_parallel"),
     "load_in_8bit": ("quantization", "quantization='bnb-8bit'"),
     "load_in_4bit": ("quantization", "quantization='bnb-4bit'"),
     "max_new_tokens": ("max_tokens", "max_tokens"),
+    "max_completion_tokens": ("max_tokens", "max_tokens"),
+    "num_predict": ("max_tokens", "max_tokens"),
+    "stop_sequences": ("stop", "stop"),
+    "stop_strings": ("stop", "stop"),
+    "response_format": ("json_schema", "json_schema; {'type': 'object'} for any object"),
     "do_sample": ("temperature", "temperature=0 for greedy decoding, above 0 for samples"),
     "num_return_sequences": ("n", "n"),
     "guided_json": ("json_schema", "json_schema"),
@@ -82,6 +89,9 @@ _ELSEWHERE = {
     "local_files_only": ("", "the environment variable HF_HUB_OFFLINE=1"),
 }
 """Options of other libraries: the option of GraftLM that does the same, "" for what is no option; how to write it."""
+
+_OF_REQUESTS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "json_schema", "regex")
+"""Options of a request that are given to a runtime."""
 
 _SAME = {"torch_dtype": "dtype", "device_map": "device"}
 """Options as transformers calls them, and their names here."""
@@ -102,10 +112,13 @@ def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> Non
     """Raise a ConfigError that names the first unknown keyword and the one to use instead."""
     for name in given:
         if name not in known:
-            option, remedy = _ELSEWHERE.get(name, ("", ""))
-            near = near_name(name, known)
-            if option in known or (remedy and not option):
+            near = near_name(name, [*known, *_ELSEWHERE, *_OF_REQUESTS], 0.85) or ""
+            option, remedy = _ELSEWHERE.get(near, ("", ""))
+            if near not in known and (option in known or (remedy and not option)):
                 raise ConfigError(f"unknown {what} {name!r}; use {remedy}")
+            if near in _OF_REQUESTS and near not in known and "max_step_tokens" in known:
+                raise ConfigError(f"unknown {what} {name!r}; it is an option of a request: give {near}= with the prompt")
+            near = near_name(name, known)
             hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown {what} {name!r}{hint}")
 

@@ -54,7 +54,7 @@ def resolve(model: str | os.PathLike[str], *, verify: bool = False, revision: st
                 "wrote, or a .gguf file"
             )
         return os.fspath(path)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf") or path.exists():
         raise ModelError(
             f"there is no model folder or GGUF file {name!r}; give a folder, a .gguf file, a Hugging Face id or "
             "'sprout'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, TypedDict, Unpack, get_args
 
 from graftlm.ab.comparison import Comparison, EngineResult
@@ -26,6 +28,12 @@ MINUTES = 5.0
 """Minutes of the rounds that a ratio needs, by default; later rounds do not begin."""
 NARROWING_MINUTES = 1.0
 """Minutes of the further rounds that narrow an interval."""
+MAX_TRACES = 3
+"""Limit of the traced rounds of an engine."""
+MAX_PROLONGED = 1.5
+"""Time of a traced round, relative to the median of the measured ones, above which another one is traced."""
+MAX_TRACE_S = 5.0
+"""Time of a traced round above which no other one is traced."""
 MAX_EXPLAINED = 5
 """Limit of the differing answers of each engine whose first differing token is searched."""
 MAX_SHOWN = 80
@@ -50,7 +58,7 @@ class Setup(TypedDict, total=False):
                    pluggy, psutil and rich; this GraftLM is lent to it.
     plants         the fault to plant per engine, as `graftlm ab --check` does
     narrows        False: no round beyond `rounds`, however wide an interval is
-    is_watched     False leaves out the further round that is watched call by call, and the figures that need it
+    is_watched     False leaves out the further round that is traced call by call, and the figures that need it
     dtype          the dtype of the weights, "float32" for answers that do not depend on the batch; None: the model's
     """
 
@@ -184,12 +192,25 @@ class _Run:
         self._ends = time.monotonic() + 60 * self._minutes
         self._find_failing_inputs(processes)
         self._measure(processes)
-        for process in (
-            self._working(processes) if self.is_watched else ()
-        ):  # one more round, call by call; an error in it costs no round
-            watched = self._progress.watch(self.comparison.name, process.label, "looking closer")
+        for process in self._working(processes) if self.is_watched else ():
+            self._trace(process)
+
+    def _trace(self, process: EngineProcess) -> None:
+        """Keep a round that is traced call by call. An error in it costs no round.
+
+        A short round that other programs prolong is repeated: its parts would contradict the measured times.
+        """
+        result = self._results[id(process)]
+        usual_s = median(one.wall_s for one in result.rounds) if result.rounds else math.inf
+        for _ in range(MAX_TRACES):
+            watched = self._progress.watch(self.comparison.name, process.label, "tracing calls")
             with suppress(EngineFailed), watched as on_calls:
-                self._results[id(process)].profile = process.ask("inspect", on_calls)
+                found = process.ask("inspect", on_calls)
+                if result.profile is None or found.wall_s < result.profile.wall_s:
+                    result.profile = found
+                if MAX_PROLONGED * usual_s < found.wall_s <= MAX_TRACE_S:
+                    continue
+            return
 
     def _finished(self) -> Comparison:
         comparison = self.comparison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -28,6 +29,7 @@ th { font-weight: 600; white-space: normal; vertical-align: bottom; }
 dt { font-weight: 600; } dd { margin: 0; } summary { cursor: pointer; }
 .answers td, .answers th { text-align: left; white-space: pre-wrap; vertical-align: top; min-width: 12rem; }
 svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+.option { white-space: nowrap; }
 .legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; font-size: .85rem; }
 .legend span { display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem; vertical-align: -1px; }
 code, pre { font: 14px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap; }
@@ -57,10 +59,11 @@ code, pre { font: 14px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; whi
 
 Rows = Sequence[tuple[str, ...]]
 MAX_ANSWERS_SHOWN = 200
-_TIMELINE_NOTE = (
-    '<p class="lead">A bar is a call, dark until its first token. These calls are of a further round, which is watched '
-    "call by call and enters no time and no ratio.</p>"
+_SPENT_NOTE = (
+    '<p class="lead">Both charts show a further round, traced call by call. It enters no time and no ratio.</p>'
 )
+_CALLS_NOTE = '<p class="lead">A bar is a call of the further round, dark until its first token.</p>'
+_OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
 def render(
@@ -85,7 +88,7 @@ def render(
     sections = [
         f"<h1>{escape(' '.join(summary(c, named=len(comparisons) > 1) for c in comparisons))}</h1>",
         *(f'<p class="subtitle">{escape(c.name)}: {escape(c.title)}</p>' for c in comparisons),
-        f'<ul class="{same}">' + "".join(f"<li>{escape(one)}</li>" for one in remarks) + "</ul>",
+        f'<ul class="{same}">' + "".join(f"<li>{_remark(one)}</li>" for one in remarks) + "</ul>",
         _table(columns, [row for _, rows in tables for row in rows]),
         *map(_setting, comparisons[:1]),
     ]
@@ -95,10 +98,11 @@ def render(
         named = escape(f" — {comparison.name}" if len(comparisons) > 1 else "")
         spent = phases(comparison)
         sections += [f"<h2>Speed-up over {escape(comparison.baseline.engine)}{named}</h2>", intervals(comparison)]
-        sections += [f"<h2>What the time was spent on{named}</h2>{spent}"] * bool(spent)
-        sections += [f"<h2>Model calls over time{named}</h2>", _TIMELINE_NOTE, timeline(comparison)]
+        sections += [f"<h2>What the time was spent on{named}</h2>{_SPENT_NOTE}{spent}"] * bool(spent)
+        sections += [f"<h2>Model calls over time{named}</h2>{_CALLS_NOTE}", timeline(comparison)]
         sections += [_answers(comparison, result) for result in comparison.results[1:]]
-        sections += [_equal_answers(comparison, result) for result in comparison.results[1:]]
+        equal = list(filter(None, (_equal_answers(comparison, result) for result in comparison.results[1:])))
+        sections += [f"<h2>Equal answers{named}</h2>"] * bool(equal) + equal
         sections += [_errors(comparison)]
     if details[1]:
         sections += ["<h2>Times, tokens and memory</h2>", _table(*_turned(*details)).replace("figures", "details", 1)]
@@ -142,6 +146,11 @@ def summary(comparison: Comparison, *, named: bool = False) -> str:
     return f"{name}{'; '.join(said) or comparison.baseline.engine + ' alone was measured'}."
 
 
+def _remark(text: str) -> str:
+    """Return a remark whose options are not broken between lines."""
+    return _OPTION.sub(lambda option: f'<span class="option">{option[0]}</span>', escape(text))
+
+
 def _setting(comparison: Comparison) -> str:
     """List what was measured on what: model, date, machine, and dtype and packages of each engine."""
     threads = f"{comparison.threads} thread{'' if comparison.threads == 1 else 's'} an engine"
@@ -176,7 +185,7 @@ def _equal_answers(comparison: Comparison, result: EngineResult) -> str:
         f'<td data-of="answer">{_text(result.answers[i])}</td></tr>'
         for i in equal[:MAX_ANSWERS_SHOWN]
     )
-    head = f"{len(equal)} equal answers of {comparison.baseline.engine} and {result.engine}"
+    head = f"{len(equal)} of {comparison.baseline.engine} and {result.engine}"
     more = len(equal) - MAX_ANSWERS_SHOWN
     note = f"<p>{more} more are in report.json.</p>" if more > 0 else ""
     return (

@@ -100,6 +100,8 @@ def test_one_stop_string_is_a_list_of_one() -> None:
         (EngineConfig, {"schedule": "fcfs"}, "schedule is 'fcfs'; give a SchedulerConfig"),
         (EngineConfig.from_options, {"max_bach": 3}, "did you mean 'max_batch'"),
         (EngineConfig.from_options, {"gpu_memory_utilization": 0.9}, r"use cache=CacheConfig\(memory_share=...\)"),
+        (EngineConfig.from_options, {"gpu_memory_utilisation": 0.9}, r"use cache=CacheConfig\(memory_share=...\)"),
+        (EngineConfig.from_options, {"max_token": 8}, "it is an option of a request: give max_tokens= with the prompt"),
         (EngineConfig.from_options, {"max_num_seqs": 8}, "unknown runtime option 'max_num_seqs'; use max_batch"),
         (EngineConfig.from_options, {"device_map": {"": 0}}, "device is {'': 0}; all layers lie on one device"),
         (EngineConfig.from_options, {"device_map": "cpu", "device": "cpu"}, "device_map and device were both given"),
@@ -107,6 +109,7 @@ def test_one_stop_string_is_a_list_of_one() -> None:
         (CacheConfig, {"max_token": 1}, "unknown option of CacheConfig 'max_token'; did you mean 'max_tokens'"),
         (SchedulerConfig, {"polcy": "lpm"}, "did you mean 'policy'"),
         (SamplingParams.from_options, {"max_new_tokens": 1}, "'max_new_tokens'; use max_tokens"),
+        (SamplingParams.from_options, {"stop_sequences": ["."]}, "'stop_sequences'; use stop$"),
         (EngineConfig.from_options, {"token": "x"}, "'token'; use the environment variable HF_TOKEN"),
         (
             Runtime.from_pretrained,

@@ -64,7 +64,7 @@ def _browsed(page: Path, profile: Path, *options: str) -> str:
         "gives 2 of 3 equal answers; vllm has no result.",
         "vllm failed.",
         "graftlm answers 1 of 3 inputs differently.",
-        "2 equal answers of hf and graftlm",
+        "2 of hf and graftlm",
         "city: Which city?",
         "0.5 s",
         "Speed-up over hf",

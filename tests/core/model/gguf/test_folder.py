@@ -55,8 +55,9 @@ def test_a_folder_with_several_models_asks_for_one(file: Path) -> None:
 
 
 def test_a_missing_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no model folder or GGUF file '/nowhere/x.gguf'"):
-        resolve("/nowhere/x.gguf")
+    for name in ("/nowhere/x.gguf", "nowhere.gguf", "models/nowhere.gguf"):
+        with pytest.raises(ModelError, match=f"no model folder or GGUF file '{name}'"):
+            resolve(name)
     with pytest.raises(ModelError, match=r"without config.json and without a GGUF file"):
         resolve(tmp_path)
 
