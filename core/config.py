@@ -112,12 +112,12 @@ def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> Non
     """Raise a ConfigError that names the first unknown keyword and the one to use instead."""
     for name in given:
         if name not in known:
-            near = near_name(name, [*known, *_ELSEWHERE, *_OF_REQUESTS], 0.85) or ""
-            option, remedy = _ELSEWHERE.get(near, ("", ""))
-            if near not in known and (option in known or (remedy and not option)):
+            meant = near_name(name, [*known, *_ELSEWHERE, *_OF_REQUESTS], 0.85) or ""
+            option, remedy = _ELSEWHERE.get(meant, ("", ""))
+            if meant in _OF_REQUESTS and "max_step_tokens" in known:
+                remedy = f"{meant}= with a prompt: it is an option of a request"
+            if meant not in known and (option in known or (remedy and not option)):
                 raise ConfigError(f"unknown {what} {name!r}; use {remedy}")
-            if near in _OF_REQUESTS and near not in known and "max_step_tokens" in known:
-                raise ConfigError(f"unknown {what} {name!r}; it is an option of a request: give {near}= with the prompt")
             near = near_name(name, known)
             hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown {what} {name!r}{hint}")

@@ -101,7 +101,7 @@ def test_one_stop_string_is_a_list_of_one() -> None:
         (EngineConfig.from_options, {"max_bach": 3}, "did you mean 'max_batch'"),
         (EngineConfig.from_options, {"gpu_memory_utilization": 0.9}, r"use cache=CacheConfig\(memory_share=...\)"),
         (EngineConfig.from_options, {"gpu_memory_utilisation": 0.9}, r"use cache=CacheConfig\(memory_share=...\)"),
-        (EngineConfig.from_options, {"max_token": 8}, "it is an option of a request: give max_tokens= with the prompt"),
+        (EngineConfig.from_options, {"max_token": 8}, "use max_tokens= with a prompt: it is an option of a request"),
         (EngineConfig.from_options, {"max_num_seqs": 8}, "unknown runtime option 'max_num_seqs'; use max_batch"),
         (EngineConfig.from_options, {"device_map": {"": 0}}, "device is {'': 0}; all layers lie on one device"),
         (EngineConfig.from_options, {"device_map": "cpu", "device": "cpu"}, "device_map and device were both given"),
