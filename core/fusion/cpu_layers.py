@@ -201,6 +201,8 @@ def _parts_of(
         return f"it does not run by itself ({type(error).__name__})"
     if probe is None:
         return "it does not attend exactly once"
+    if probe.num_others is not None:
+        return "it returns more than its output"
     weights = weights_of(modules, probe.call, mixtures.get(modules.mlp))
     return weights if isinstance(weights, str) else (probe, weights, again)
 

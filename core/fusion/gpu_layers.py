@@ -94,10 +94,9 @@ class PrenormedResidual:
         self._hidden: torch.Tensor | None = None
         self._normed: torch.Tensor | None = None
 
-    def give(self, hidden: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
-        """Keep `hidden` together with its norm. -> hidden"""
+    def give(self, hidden: torch.Tensor, normed: torch.Tensor | None) -> None:
+        """Keep `hidden` together with its norm."""
         self._hidden, self._normed = hidden, normed
-        return hidden
 
     def take(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return the norm of `hidden`; None if another tensor is kept."""
@@ -129,6 +128,7 @@ class FusedLayer:
 
     following  the norm after the layer: the first of the next layer
     prenormed  shared by all layers
+    num_others  as LayerProbe.num_others: no step uses them
     """
 
     parts: Parts
@@ -138,6 +138,7 @@ class FusedLayer:
     mlp: LayerMlp
     following: Norm | None = None
     prenormed: PrenormedResidual = field(default_factory=PrenormedResidual)
+    num_others: int | None = None
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
@@ -159,7 +160,12 @@ class FusedLayer:
         wanted = output_tokens_after(self.parts.attention)
         self.give_input(*args, wanted=wanted)
         out, normed = self.run(hidden_states[0], cos[0], sin[0], step, wanted, normed)
-        return self.prenormed.give(out[None], normed)
+        return self._given(out[None], normed)
+
+    def _given(self, out: torch.Tensor, normed: torch.Tensor | None) -> Any:
+        """Return the layer's output [1, num_tokens, hidden_size] as its own forward does, and keep its norm."""
+        self.prenormed.give(out, normed)
+        return out if self.num_others is None else (out, *[None] * self.num_others)
 
     def _takes(self, hidden_states: torch.Tensor, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Return True for the arguments of a step: one row without mask and cache, and the layer's own input if any."""
@@ -265,7 +271,7 @@ class LayerAroundAttention(FusedLayer):
         normed, wanted = self.prenormed.take(hidden_states), output_tokens_after(self.parts.attention)
         self.give_input(*args, wanted=wanted)
         out, normed = self.run_around(hidden_states[0], options, wanted, normed)
-        return self.prenormed.give(out[None], normed)
+        return self._given(out[None], normed)
 
     def run_around(
         self,
@@ -333,7 +339,7 @@ def _fused(
     parts: Parts,
     switch: AttentionSwitch,
     agree: AllClose,
-    make: Callable[[Parts, Heads, Callable[..., Any], Projections, LayerMlp], FusedLayer],
+    make: Callable[..., FusedLayer],
     choose: Callable[..., LinearPlan],
 ) -> FusedLayer | str:
     """Return the fused equivalent of `layer` by `make`, or the reason why there is none."""
@@ -362,7 +368,8 @@ def _fused(
     routes = any(has_experts(module) for module in layer.modules())
     for form, make_mlp in _forms(parts):
         try:
-            fused = make(form, heads, layer.forward, Projections.of(form, choose), make_mlp(choose))
+            mlp = make_mlp(choose)
+            fused = make(form, heads, layer.forward, Projections.of(form, choose), mlp, num_others=first.num_others)
             for attempt in range(ROUTED_TRIES if routes else 1):
                 probes += [probe()] if attempt == len(probes) else []
                 found = probes[attempt]
@@ -395,7 +402,7 @@ def _around(
                 like = parts.out.weight.dense(slice(0, 1))[0].new_empty(parts.out.weight.shape[0])
                 probe = LayerProbe.of(layer, rotary, like, _PROBED, switch, num_calls=int(parts.attends))
                 if probe is not None and _same_around(probe, fused, switch, agree, routes=routes):
-                    return fused
+                    return replace(fused, num_others=probe.num_others)
     except Exception:  # its arguments differ, or a kernel refuses these shapes
         return None
     finally:

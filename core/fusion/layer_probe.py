@@ -31,6 +31,8 @@ class LayerProbe:
     expected  like hidden
     layer_input  [1, num_tokens, size] of a layer that has an input of its own for each token (Gemma 4); else None
     shared  the argument by which layers pass on keys and values, if the layer has it
+    num_others  what the layer returns beside its output, in one tuple with it (Bamba: attention weights); None without
+                a tuple
     """
 
     hidden: torch.Tensor
@@ -41,6 +43,7 @@ class LayerProbe:
     embeddings: Any
     layer_input: torch.Tensor | None = None
     shared: dict[str, Any] = field(default_factory=dict)
+    num_others: int | None = None
 
     @property
     def call(self) -> AttentionCall:
@@ -72,16 +75,16 @@ class LayerProbe:
         if cos is None:
             cos = sin = hidden[..., :0]
         layer_input, shared = _input_of(layer, hidden), _shared_kv(layer, hidden)
-        calls, out = _run(layer, hidden, embeddings, switch, layer_input, shared)
+        calls, out, others = _run(layer, hidden, embeddings, switch, layer_input, shared)
         if compared:
             # Scale the residual stream to the size of the addends. A larger one would hide an error of the sum; the
             # rounding of a smaller one would count as an error.
             share = float((out - hidden).float().norm() / hidden.float().norm())
             hidden = hidden * min(max(share, 1e-2), 1.0)
-            calls, out = _run(layer, hidden, embeddings, switch, layer_input, shared)
+            calls, out, others = _run(layer, hidden, embeddings, switch, layer_input, shared)
         if len(calls) != num_calls:
             return None
-        return cls(hidden, cos, sin, out, tuple(calls), embeddings, layer_input, shared)
+        return cls(hidden, cos, sin, out, tuple(calls), embeddings, layer_input, shared, others)
 
     def first(self, num_tokens: int) -> LayerProbe:
         """Return the probe of the first tokens alone: attention is causal, so no later token affects them."""
@@ -168,7 +171,8 @@ def _run(
     switch: AttentionSwitch,
     layer_input: torch.Tensor | None = None,
     shared: dict[str, Any] | None = None,
-) -> tuple[list[AttentionCall], torch.Tensor]:
+) -> tuple[list[AttentionCall], torch.Tensor, int | None]:
+    """Run a layer. -> its calls of attention, its output, and LayerProbe.num_others"""
     calls: list[AttentionCall] = []
 
     def step(call: AttentionCall) -> torch.Tensor:
@@ -179,8 +183,8 @@ def _run(
     name = cache_name(layer.forward)
     no_cache = {name: None} if name is not None else {}
     with switch(step):
-        out: torch.Tensor = layer(
+        out: Any = layer(
             hidden.clone(), *([layer_input] if layer_input is not None else []), attention_mask=None,
             position_ids=positions, use_cache=False, position_embeddings=embeddings, **no_cache, **(shared or {}),
         )  # fmt: skip
-    return calls, out
+    return (calls, out[0], len(out) - 1) if isinstance(out, tuple) else (calls, out, None)

@@ -107,7 +107,9 @@ def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int) -> N
     assert not any("forward" in vars(m) for m in model.modules())
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid", "kimi_linear"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_next", "qwen3_5_text", "lfm2", "lfm2_moe", "granitemoehybrid", "kimi_linear", "bamba"]
+)
 def test_both_kinds_of_layers_of_a_hybrid_run_fused(kind: str) -> None:
     loaded = load_fused(varied_model(kind), max_rows=64)
     turns = kind not in ("granitemoehybrid", "kimi_linear")
