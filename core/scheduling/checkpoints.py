@@ -59,6 +59,8 @@ class Checkpoints:
             return
         leader = Leader(sequence, sequence.progress.num_computed)
         ids, end = sequence.ids, sequence.first_logit
+        if leader.base >= end and sequence.sampling.n == 1:
+            return  # its last token alone is left: the state before it is cached
         peek = self.cache.tree.peek(ids[:end], sequence.request.namespace)
         self._add(leader, peek.length)
         if peek.length - leader.base >= GAIN:
