@@ -251,7 +251,8 @@ def data_of_base64(data: str | bytes, kind: str, limit: int, name: str = "max_im
                 time.sleep(_PAUSE_S)
         pieces.append(base64.b64decode(rest + b"=" * (-len(rest) % 4), validate=True))
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise ConfigError(f"the {kind} is broken base64 of {len(data):,} characters: {_reason(error)}") from error
+        found = f"the {kind} is broken base64 of {len(data):,} characters"
+        raise ConfigError(f"{found}: {_reason(error)}; encode the whole file") from error
     return b"".join(pieces)
 
 
@@ -447,7 +448,9 @@ def to_uint8(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     most = 1 if pixels.dtype.kind == "f" else 255
     low, high = pixels.min(), pixels.max()
     if not (low >= 0 and high <= most):  # NaN is neither
-        raise ConfigError(f"the pixels of dtype {pixels.dtype} lie in {low} to {high}; they must lie in 0 to {most}")
+        raise ConfigError(
+            f"the pixels of dtype {pixels.dtype} lie in {low} to {high}; they must lie in 0 to {most}: divide, or clip"
+        )
     return (pixels * 255 + 0.5).astype(np.uint8) if most == 1 else pixels.astype(np.uint8)
 
 

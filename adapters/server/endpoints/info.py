@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
 
 def abilities(runtime: Runtime) -> list[str]:
-    """Return what the model can do, in Ollama's words: "completion", and by its chat template further ones."""
+    """Return what the model can do in words of Ollama: "completion", and further ones of a chat model."""
     tokenizer = runtime.tokenizer
     if not tokenizer.has_chat_template:
         return ["completion"]
-    thinks = learn_thinking(tokenizer) is not None
-    return ["completion", "chat", "tools", *(["thinking"] if thinks else [])]
+    more = {"thinking": learn_thinking(tokenizer) is not None, "vision": reads_pictures(runtime)}
+    return ["completion", "chat", "tools", *(name for name, has in more.items() if has)]
+
+
+def reads_pictures(runtime: Runtime) -> bool:
+    """Return True for a local model that reads pictures here."""
+    return runtime.tokenizer.media is not None and not runtime.stats().no_images
 
 
 def info_routes(server: Server) -> list[Route]:

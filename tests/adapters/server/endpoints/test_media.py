@@ -175,6 +175,8 @@ async def test_a_vision_model_answers_in_every_dialect(seeing: gl.Runtime) -> No
             found: dict[str, Any] = answer.json()
             return found
 
+        (card,) = (await client.get("/v1/models")).json()["data"]
+        assert card["capabilities"][-1] == "vision"
         chat = await ask(CHAT, body_of(CHAT, [*picture(URL)[::-1]]))
         num = chat["usage"]["prompt_tokens"]
         assert num > (await ask(CHAT, body_of(CHAT, "see")))["usage"]["prompt_tokens"]
