@@ -18,7 +18,7 @@ def _copy(source, target, n, BLOCK: tl.constexpr):
     tl.store(target + i, tl.load(source + i, mask=i < n), mask=i < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _feed(ids, sources, drawn, out, num_tokens, BLOCK: tl.constexpr):
     """Program (block of tokens)."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -29,7 +29,7 @@ def _feed(ids, sources, drawn, out, num_tokens, BLOCK: tl.constexpr):
     tl.store(out + i, tl.where(source >= 0, found, known), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _table(
     positions, frequencies, cos, sin, factor, num_tokens, HALF: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr
 ):

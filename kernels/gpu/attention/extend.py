@@ -43,8 +43,10 @@ def _see_masked(
     return m, total, acc
 
 
-# rows, lens and indptr begin anywhere in a step: compiled anew for where, a step would wait for seconds
-@triton.jit(do_not_specialize=["window", "exponents_head"], do_not_specialize_on_alignment=["rows", "lens", "indptr"])
+# rows, lens, indptr and until begin anywhere in a step: compiled anew for where, a step would wait for seconds
+@triton.jit(
+    do_not_specialize=["window", "exponents_head"], do_not_specialize_on_alignment=["rows", "lens", "indptr", "until"]
+)
 def _extend(
     q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, scale, softcap, window,
     q_token, q_head, k_slot, k_head, v_slot, v_head, table_row, out_token, out_head,

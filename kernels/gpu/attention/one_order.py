@@ -74,8 +74,10 @@ def _see(
     return slot, (high, sum_all, all_acc, m, total, acc)
 
 
-# rows, lens and indptr begin anywhere in a step: compiled anew for where, a step would wait for seconds
-@triton.jit(do_not_specialize=["window", "most_pieces"], do_not_specialize_on_alignment=["rows", "lens", "indptr"])
+# rows, lens, indptr and until begin anywhere in a step: compiled anew for where, a step would wait for seconds
+@triton.jit(
+    do_not_specialize=["window", "most_pieces"], do_not_specialize_on_alignment=["rows", "lens", "indptr", "until"]
+)
 def _attend(
     q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, part_out, part_stats, counters, until,
     scale, softcap, window, most_pieces,

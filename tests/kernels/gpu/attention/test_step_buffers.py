@@ -11,6 +11,7 @@ from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.gpu.attention.step_buffers import DeviceStep
 from graftlm.kernels.wire_plan import Extent, WirePlan
+from tests.kernels.compiling import run_compiler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCRATCH = 99
@@ -93,3 +94,13 @@ def test_a_token_that_is_still_being_drawn_is_fed_from_the_last_step() -> None:
     sequence.progress.num_computed, sequence.progress.num_in_flight, sequence.progress.pending_index = 3, 1, 5
     step.write(build_plan([ScheduledRow(sequence, 1, 1)], share_decode=False).wire, padded_rows=2)
     assert (step.sources[:2].tolist(), step.positions[:1].tolist()) == ([5, -1], [3])
+
+
+def test_prompts_behind_any_number_of_decode_rows_launch_the_same_kernels() -> None:
+    """A kernel that was compiled for the place of a step's numbers stopped a running engine for two seconds."""
+    program = """
+from graftlm.kernels.gpu.attention import extend, one_order
+for kernel in (extend._extend, one_order._attend):
+    print(",".join(one.name for one in kernel.params if one.do_not_specialize_on_alignment))
+"""
+    assert run_compiler(program) == ["rows,lens,indptr,until"] * 2
