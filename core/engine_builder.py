@@ -286,8 +286,11 @@ def _synchronize(device: torch.device) -> None:
 
 def _num_embeddings(loaded: LoadedModel) -> int:
     embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[operator]
-    weight = getattr(embeddings, "weight", None)
-    return max(loaded.vocab_size, weight.shape[0] if weight is not None else 0)
+    num = getattr(embeddings, "num_embeddings", None)  # codes have no weight that costs nothing
+    if num is None:
+        weight = getattr(embeddings, "weight", None)
+        num = weight.shape[0] if weight is not None else 0
+    return max(loaded.vocab_size, num)
 
 
 def _attention(
