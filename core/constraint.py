@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from graftlm.core.request import Request
     from graftlm.core.text.tokenizer import Tokenizer
 
+_DELAY_S = 0.2
+"""Seconds between a load and what it prepares, which would share Python's lock with the first tokens; a process that
+ends before prepares nothing."""
 _FORK_WAIT_S = 10.0
 """How long a fork waits for what a thread prepares; after that it goes on as it is."""
 _lock = threading.Lock()
@@ -36,6 +39,8 @@ _preparing = threading.RLock()
 _forking = threading.local()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """The threads that prepare constraints."""
+_leaving = threading.Event()
+"""Set at exit: such threads begin no more."""
 
 
 def _before_fork() -> None:
@@ -48,7 +53,8 @@ def _after_fork() -> None:
 
 
 def _new_locks() -> None:
-    global _lock, _preparing
+    global _lock, _preparing, _leaving
+    _leaving = threading.Event()
     _lock, _preparing = threading.Lock(), threading.RLock()  # a thread that held one is not in the fork
 
 
@@ -72,7 +78,7 @@ def vocabulary_of(tokenizer: Tokenizer, markers: tuple[str, ...] = ()) -> Vocabu
 
 
 def prepare_constraints(tokenizer: Tokenizer) -> None:
-    """Prepare what the first constraint needs, in a thread, once a model is loaded. Returns at once.
+    """Prepare what the first constraint needs, in a thread, soon after a model is loaded. Returns at once.
 
     These are the grammar modules, the trie over the vocabulary, and the loops whose object code is ready; loops that
     have none are compiled after the first constraint. Only the time of the first constrained request depends on it.
@@ -85,11 +91,14 @@ def prepare_constraints(tokenizer: Tokenizer) -> None:
 @atexit.register
 def _end_preparation() -> None:
     """End the threads that prepare constraints at exit: the process would abort with one inside compiled code."""
+    _leaving.set()
     for thread in list(_threads):
         end_thread(thread, EXIT_WAIT_S)
 
 
 def _prepare(tokenizer: Tokenizer) -> None:
+    if _leaving.wait(_DELAY_S):
+        return
     with suppress(Exception), _preparing:  # the request that needs it meets the error
         for name in ("compile", "cache", "regex.parser", "schema.lowering"):
             importlib.import_module(f"graftlm.core.grammar.{name}")

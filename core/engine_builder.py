@@ -159,7 +159,7 @@ def build_local(
     owned = replace(spec, close=close)
     if contention is not None:
         owned = replace(owned, count_step=contention.add)
-    prepare_constraints(tokenizer)  # not before: it would hold Python's lock while the model is loaded
+    prepare_constraints(tokenizer)
     return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
 
 
