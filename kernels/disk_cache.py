@@ -12,6 +12,7 @@ Everything works without the folder, more slowly.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
@@ -20,6 +21,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -32,6 +34,18 @@ _MANIFEST = "MANIFEST"
 _DIGEST_BYTES = 32
 _OPENED = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_BINARY", "O_NONBLOCK"))
 """Flags of opened files: links are refused, and a pipe does not block."""
+
+
+@functools.cache
+def version_of(package: str) -> str:
+    """Return the version of an installed package, which names of files depend on.
+
+    importlib.metadata.version parses the whole description as an email. Raises PackageNotFoundError.
+    """
+    text = metadata.distribution(package).read_text("METADATA") or ""
+    head = text.partition("\n\n")[0].splitlines()
+    found = next((line.partition(":")[2].strip() for line in head if line.startswith("Version:")), None)
+    return found or metadata.version(package)
 
 
 def private_folder(*parts: str) -> Path | None:

@@ -45,11 +45,16 @@ class Norm(NamedTuple):
         try:
             with torch.no_grad():
                 expected = module(x)
-                found = [(norm.error(x, expected), norm) for norm in cls._forms(weight.detach(), bias, float(eps))]
+                least, closest = _SAME, None
+                for norm in cls._forms(weight.detach(), bias, float(eps)):
+                    error = norm.error(x, expected)
+                    if error < least:
+                        least, closest = error, norm
+                    if error == 0:
+                        break
         except Exception:  # its arguments or outputs differ
             return None
-        error, norm = min(found, key=lambda pair: pair[0])
-        return norm if error < _SAME else None
+        return closest
 
     @classmethod
     def _forms(cls, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Iterator[Norm]:

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -245,7 +244,7 @@ def _path(source: str, config: EngineConfig) -> Path | None:
 @functools.cache
 def _versions() -> str:
     """Return a digest of all versions that a record depends on, this code included."""
-    named = [metadata.version(name) for name in ("torch", "transformers", "safetensors")]
+    named = [disk_cache.version_of(name) for name in ("torch", "transformers", "safetensors")]
     digest = hashlib.blake2b(repr(named).encode(), digest_size=6)
     for name in ("plain_decoder.py", "known_models.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())

@@ -247,8 +247,9 @@ def _linear(state: State, name: str) -> nn.Linear:
     weight, bias = _taken(state, f"{name}.weight"), state.get(f"{name}.bias")
     if weight.dim() != 2:
         raise Unlike(f"{name!r} is no matrix")
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear = nn.Linear.__new__(nn.Linear)  # its own __init__ would draw random weights
+    nn.Module.__init__(linear)
+    linear.out_features, linear.in_features = weight.shape
     linear.weight = _parameter(weight)
-    if bias is not None:
-        linear.bias = _parameter(bias)
+    linear.register_parameter("bias", _parameter(bias) if bias is not None else None)
     return linear

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -189,5 +188,5 @@ def _record_path(path: str) -> Path | None:
 
 @functools.cache
 def _versions() -> str:
-    named = [metadata.version(name) for name in ("tokenizers", "transformers")]
+    named = [disk_cache.version_of(name) for name in ("tokenizers", "transformers")]
     return repr([*named, hashlib.blake2b(Path(__file__).read_bytes()).hexdigest()])

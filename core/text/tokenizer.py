@@ -127,6 +127,8 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """One more than the largest id the tokenizer knows; the model's logits may be wider."""
+        if "token_bytes" in self.__dict__:
+            return len(self.token_bytes)  # each call of get_vocab makes a dictionary
         return 1 + max(max(self.hf.get_vocab().values(), default=-1), max(self.hf.added_tokens_decoder, default=-1))
 
     @property
@@ -349,7 +351,7 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id stands for no text (BOS, ends of turns, padding) or is none of the tokenizer's own."""
-        return token_id in self._special_ids or not 0 <= token_id < self.vocab_size
+        return token_id in self.special_ids or not 0 <= token_id < self.vocab_size
 
     def whole_text(self, token_id: int) -> str | None:
         """The text of one token in the middle of a text; None if it is special or holds part of a character."""
@@ -374,7 +376,7 @@ class Tokenizer:
     def shown_bytes(self) -> list[bytes]:
         """`token_bytes`, with the names of special tokens. [vocab_size]"""
         table = list(self.token_bytes)
-        for token_id in self._special_ids:
+        for token_id in self.special_ids:
             if token_id < len(table) and not table[token_id]:
                 table[token_id] = str(self.hf.convert_ids_to_tokens(token_id)).encode()
         return table
@@ -385,7 +387,7 @@ class Tokenizer:
         table: list[bytes] | None = self.derived.get(key)
         if table is None:
             table = self.derived[key] = list(self.token_bytes)
-            for token_id in self._special_ids:
+            for token_id in self.special_ids:
                 if token_id < len(table) and self.shown_bytes[token_id].decode() in names:
                     table[token_id] = self.shown_bytes[token_id]
         return table
@@ -398,7 +400,8 @@ class Tokenizer:
         return Detokenizer(self, before, special=special)
 
     @cached_property
-    def _special_ids(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
+        """The ids that stand for no text: BOS, ends of turns, padding."""
         added = (i for i, token in self.hf.added_tokens_decoder.items() if token.special)
         return frozenset([*self.hf.all_special_ids, *added])
 

@@ -120,7 +120,7 @@ def _versions() -> str:
     digest = hashlib.blake2b(sys.version.encode(), digest_size=16)
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            digest.update(f"{package} {metadata.version(package)}".encode())
+            digest.update(f"{package} {disk_cache.version_of(package)}".encode())
     root = Path(graftlm.__file__).parent
     for path in sorted(path for part in ("core", "kernels") for path in (root / part).resolve().rglob("*.py")):
         digest.update(path.read_bytes())

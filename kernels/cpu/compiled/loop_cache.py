@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -81,7 +80,7 @@ def folder(package: str = "") -> Path | None:
     """
     import llvmlite.binding as llvm
 
-    versions = [sys.version, *(metadata.version(name) for name in ("numba", "llvmlite"))]
+    versions = [sys.version, *(disk_cache.version_of(name) for name in ("numba", "llvmlite"))]
     name, features = object_code.processor()
     what = (object_code.sources(package), versions, llvm.get_process_triple(), name, sorted(features))
     digest = hashlib.sha256(repr(what).encode())

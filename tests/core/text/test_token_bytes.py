@@ -27,3 +27,12 @@ def test_an_added_token_that_is_not_special_is_its_own_text() -> None:
     (token,) = tokenizer.encode("<think>é")
     assert tokenizer.token_bytes[token] == "<think>é".encode()
     assert tokenizer.detokenizer().push([token]) == "<think>é"
+
+
+def test_a_piece_that_stands_for_no_bytes_is_its_own_text() -> None:
+    hf = byte_tokenizer()
+    vocab = {**hf.get_vocab(), "\u4e2d": 400, "a\ufffeb": 401}
+    tokenizer = Tokenizer.from_hf(hf)
+    hf.get_vocab = lambda: vocab
+    assert tokenizer.token_bytes[400:] == ["\u4e2d".encode(), "a\ufffeb".encode()]
+    assert tokenizer.token_bytes[:256] == [bytes([byte]) for byte in range(256)]
