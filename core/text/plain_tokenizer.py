@@ -33,6 +33,7 @@ class KnownTokenizer:
 
     special_tokens  by their names, as chat templates are given them
     eos_token_ids   of the generation config
+    token_bytes     as `Tokenizer` has them, and whether they are exact; None where they are to be computed
     """
 
     kind: str
@@ -43,6 +44,7 @@ class KnownTokenizer:
     special_tokens: dict[str, str]
     chat_template: str | None
     eos_token_ids: list[int]
+    token_bytes: tuple[list[bytes], bool] | None = None
 
     @classmethod
     def of(cls, path: str, hf: Any, eos_token_ids: Iterable[int]) -> KnownTokenizer | None:
@@ -67,11 +69,18 @@ class KnownTokenizer:
         )  # fmt: skip
         return known if _same(PlainTokenizer(path, known), hf) else None
 
-    def keep(self, path: str) -> None:
-        """Write the record for later processes, where there is a folder for it."""
+    def keep(self, path: str, table: list[bytes], *, exact: bool) -> None:
+        """Write the record for later processes, where there is a folder for it; with the bytes of all tokens."""
         where = _record_path(path)
         if where is not None:
-            disk_cache.save_arrays(where, {"record": np.frombuffer(json.dumps(asdict(self)).encode(), np.uint8)})
+            text = json.dumps({name: value for name, value in asdict(self).items() if name != "token_bytes"})
+            arrays = {
+                "record": np.frombuffer(text.encode(), np.uint8),
+                "bytes": np.frombuffer(b"".join(table), np.uint8),
+                "ends": np.cumsum([len(piece) for piece in table]),
+                "exact": np.array([exact]),
+            }
+            disk_cache.save_arrays(where, arrays)
             disk_cache.trim(where.parent, _KEPT)
 
     @classmethod
@@ -83,7 +92,11 @@ class KnownTokenizer:
             return cls(**json.loads(EMBEDDED.read_text(encoding="utf-8")))
         where = _record_path(path)
         kept = disk_cache.load_arrays(where) if where is not None else None
-        return cls(**json.loads(kept["record"].tobytes())) if kept is not None else None
+        if kept is None:
+            return None
+        data, ends = kept["bytes"].tobytes(), kept["ends"].tolist()
+        table = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return cls(**json.loads(kept["record"].tobytes()), token_bytes=(table, bool(kept["exact"][0])))
 
 
 EMBEDDED = sprout_folder().with_name("sprout_known") / "tokenizer.json"
@@ -189,4 +202,5 @@ def _record_path(path: str) -> Path | None:
 @functools.cache
 def _versions() -> str:
     named = [disk_cache.version_of(name) for name in ("tokenizers", "transformers")]
-    return repr([*named, hashlib.blake2b(Path(__file__).read_bytes()).hexdigest()])
+    code = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("plain_tokenizer.py", "token_bytes.py"))
+    return repr([*named, hashlib.blake2b(code).hexdigest()])

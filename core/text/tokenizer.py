@@ -92,7 +92,10 @@ class Tokenizer:
         check_templates(path)
         known = KnownTokenizer.find(path) if not trust_remote_code else None
         if known is not None:
-            return cls(PlainTokenizer(path, known), eos_token_ids=known.eos_token_ids)
+            loaded = cls(PlainTokenizer(path, known), eos_token_ids=known.eos_token_ids)
+            if known.token_bytes is not None:
+                loaded.token_bytes, loaded.exact_bytes = known.token_bytes
+            return loaded
         from transformers import AutoTokenizer, GenerationConfig
 
         local = only_local(path)
@@ -109,10 +112,11 @@ class Tokenizer:
                 ) from error
             eos = None  # there is none
         eos_ids = ends_of(eos)
+        loaded = cls(hf, eos_token_ids=eos_ids)
         known = KnownTokenizer.of(path, hf, eos_ids) if not trust_remote_code else None
         if known is not None:
-            known.keep(path)
-        return cls(hf, eos_token_ids=eos_ids)
+            known.keep(path, loaded.token_bytes, exact=loaded.exact_bytes)
+        return loaded
 
     @classmethod
     def from_hf(cls, hf: Any, *, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
