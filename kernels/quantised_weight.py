@@ -53,6 +53,7 @@ class QuantisedWeight:
     minimum  None, or a tensor [n, k / group]
     order    None, or int32 [k]: the input that the code at each position belongs to (GPTQ's act-order)
     dtype    of `dense`, and of the rows that the weight multiplies
+    factors  None, or float16 [n, k / 256]: numbers that scale and minimum are small whole multiples of
 
     Raises ValueError for tensors that contradict each other.
     """
@@ -67,6 +68,7 @@ class QuantisedWeight:
     minimum: torch.Tensor | None = None
     order: torch.Tensor | None = None
     dtype: torch.dtype = torch.bfloat16
+    factors: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def __post_init__(self) -> None:
         n, k = self.shape
@@ -97,7 +99,7 @@ class QuantisedWeight:
         moved: dict[str, Any] = {
             name: found.to(device) for name in names if isinstance(found := getattr(self, name), torch.Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, factors=None, **moved)
 
     @property
     def num_bytes(self) -> int:
@@ -175,6 +177,7 @@ class QuantisedWeight:
             scale=_cat([w.scale if w.block_n == block_n else w._scale(0, w.shape[0]) for w in weights]),
             zero=self.zero if same else torch.cat([w._zeros() for w in weights]),
             minimum=None if self.minimum is None else torch.cat([w.minimum for w in weights if w.minimum is not None]),
+            factors=None,
         )
 
     def _like(self, other: QuantisedWeight) -> bool:
@@ -213,7 +216,7 @@ class QuantisedWeight:
             name: found[start:stop] if isinstance(found := getattr(self, name), torch.Tensor) else found
             for name in ("zero", "minimum")
         }
-        return replace(self, codes=self.codes[start:stop], block_n=block_n, scale=scale, **rest)
+        return replace(self, codes=self.codes[start:stop], block_n=block_n, scale=scale, factors=None, **rest)
 
     def shard(self, axis: int, rank: int, size: int) -> QuantisedWeight:
         """Return part `rank` of `size` equal parts of the outputs (axis 0) or inputs (axis 1), in memory of its own.
@@ -248,7 +251,7 @@ class QuantisedWeight:
         }
         per_byte = 8 // self.bits
         codes = self.codes[:, start // per_byte : (start + count) // per_byte]
-        return replace(self, codes=codes, group=group, **rest)
+        return replace(self, codes=codes, group=group, factors=None, **rest)
 
 
 @dataclass(frozen=True, eq=False)

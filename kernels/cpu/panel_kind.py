@@ -7,6 +7,9 @@ A panel holds 64 outputs in blocks of inputs; the numbers of a block follow its 
     scales    64 numbers
     minima    64 numbers, if the kind has them
 
+Numbers in int8 are whole multiples of float16 factors, 64 of the scales and 64 of the minima, which lie before the
+blocks of each 256 inputs.
+
 Every arithmetic reads this format. This module imports no torch: processes compile loops without it.
 """
 
@@ -24,6 +27,9 @@ POSITIONS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Inputs of the eight nibbles of a word, from the lowest: a 16-bit lane holds even inputs, the other odd ones, which
 bfloat16 dots multiply in pairs. The low nibbles of the four bytes are those of the inputs 0, 4, 1, 5, the high ones of
 2, 6, 3, 7; with 8 bits, these are the bytes of a first and a second word."""
+
+FACTOR_INPUTS = 256
+"""Inputs of a factor of scales in int8, as in the K types of GGUF."""
 
 FOURS = ((0, 4, 1, 5), (2, 6, 3, 7))
 """Inputs of the four bytes that a dot product of int8 multiplies at once."""
@@ -54,17 +60,18 @@ class Arithmetic(IntEnum):
 
 
 class Numbers(IntEnum):
-    """The dtype of scales and minima."""
+    """The dtype of scales and minima; numbers in INT8 have factors."""
 
     FLOAT32 = 0
     FLOAT16 = 1
+    INT8 = 2
 
     __repr__ = int.__repr__
 
     @property
     def size(self) -> int:
         """Return the bytes of a number."""
-        return 4 if self is Numbers.FLOAT32 else 2
+        return {Numbers.FLOAT32: 4, Numbers.FLOAT16: 2, Numbers.INT8: 1}[self]
 
 
 class PanelKind(NamedTuple):
@@ -99,9 +106,24 @@ class PanelKind(NamedTuple):
         """Return the bytes of a block."""
         return self.codes_bytes + (2 if self.minimum else 1) * PANEL * self.numbers.size
 
+    @property
+    def span(self) -> int:
+        """Return the inputs of a factor, or those of a block in kinds without factors."""
+        return FACTOR_INPUTS if self.numbers is Numbers.INT8 else self.block
+
+    @property
+    def factor_bytes(self) -> int:
+        """Return the bytes of the factors before a span's blocks."""
+        return (2 if self.minimum else 1) * PANEL * 2 if self.numbers is Numbers.INT8 else 0
+
+    @property
+    def span_bytes(self) -> int:
+        """Return the bytes of a span: its factors and blocks."""
+        return self.factor_bytes + self.span // self.block * self.block_bytes
+
     def panel_bytes(self, depth: int) -> int:
-        """Return the bytes of a panel of `depth` inputs, a multiple of the block."""
-        return depth // self.block * self.block_bytes
+        """Return the bytes of a panel of `depth` inputs, a multiple of the span."""
+        return depth // self.span * self.span_bytes
 
     @property
     def arguments(self) -> tuple[int, ...]:
@@ -117,15 +139,16 @@ class PanelKind(NamedTuple):
 COMMON = (
     PanelKind(4, 32, Numbers.FLOAT16, minimum=False, table=False),  # Q4_0
     PanelKind(4, 32, Numbers.FLOAT16, minimum=True, table=False),  # Q4_1
-    PanelKind(4, 32, Numbers.FLOAT32, minimum=True, table=False),  # Q4_K, AWQ, GPTQ
+    PanelKind(4, 32, Numbers.INT8, minimum=True, table=False),  # Q4_K
+    PanelKind(4, 32, Numbers.FLOAT32, minimum=True, table=False),  # AWQ, GPTQ
     PanelKind(4, 32, Numbers.FLOAT32, minimum=False, table=False),  # W4A16
     PanelKind(4, 32, Numbers.FLOAT16, minimum=False, table=True),  # IQ4_NL
     PanelKind(4, 32, Numbers.FLOAT32, minimum=False, table=True),  # MXFP4, nf4
     PanelKind(8, 32, Numbers.FLOAT16, minimum=False, table=False),  # Q8_0, Q5_0
-    PanelKind(8, 32, Numbers.FLOAT32, minimum=True, table=False),  # Q5_K
+    PanelKind(8, 32, Numbers.INT8, minimum=True, table=False),  # Q5_K
     PanelKind(8, 32, Numbers.FLOAT32, minimum=False, table=False),  # W8A8, torchao
     PanelKind(8, 32, Numbers.FLOAT32, minimum=False, table=True),  # FP8
-    PanelKind(8, 16, Numbers.FLOAT32, minimum=False, table=False),  # Q6_K
+    PanelKind(8, 16, Numbers.INT8, minimum=False, table=False),  # Q6_K
 )
 """The kinds of common files, whose loops published packages have."""
 

@@ -156,7 +156,7 @@ def _q3_k(b: Array, dtype: torch.dtype) -> QuantisedWeight:
     low = _fields(b[:, :, 96:104], range(0, 8, 4), 15).reshape(*b.shape[:2], 16)
     high = _fields(b[:, :, 104:108], range(0, 8, 2), 3).reshape(*b.shape[:2], 16)
     scale = _flat(_wide(b, 108) * ((low | high << 4).astype(np.float32) - 32))
-    return QuantisedWeight(_packed(codes), 4, None, 16, 1, scale, 4, dtype=dtype)
+    return QuantisedWeight(_packed(codes), 4, None, 16, 1, scale, 4, dtype=dtype, factors=(_flat(_half(b, 108)), None))
 
 
 def _eight_scales(b: Array) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,17 +167,23 @@ def _eight_scales(b: Array) -> tuple[torch.Tensor, torch.Tensor]:
     return _flat(_wide(b, 0) * scale), _flat(-(_wide(b, 2) * minimum))
 
 
+def _factors(b: Array) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return d and -dmin, of which those scales and minima are whole multiples."""
+    return _flat(_half(b, 0)), _flat(-_half(b, 2))
+
+
 def _q4_k(b: Array, dtype: torch.dtype) -> QuantisedWeight:
     scale, minimum = _eight_scales(b)
-    codes = _fields(b[:, :, 16:].reshape(*b.shape[:2], 4, 32), range(0, 8, 4), 15)
-    return QuantisedWeight(_packed(codes), 4, None, 32, 1, scale, minimum=minimum, dtype=dtype)
+    codes = _packed(_fields(b[:, :, 16:].reshape(*b.shape[:2], 4, 32), range(0, 8, 4), 15))
+    return QuantisedWeight(codes, 4, None, 32, 1, scale, minimum=minimum, dtype=dtype, factors=_factors(b))
 
 
 def _q5_k(b: Array, dtype: torch.dtype) -> QuantisedWeight:
     scale, minimum = _eight_scales(b)
     fifth = _fields(b[:, :, 16:48], range(8), 1)
     low = _fields(b[:, :, 48:].reshape(*b.shape[:2], 4, 32), range(0, 8, 4), 15).reshape(fifth.shape)
-    return QuantisedWeight(_flat(low | fifth << 4), 8, None, 32, 1, scale, minimum=minimum, dtype=dtype)
+    codes = _flat(low | fifth << 4)
+    return QuantisedWeight(codes, 8, None, 32, 1, scale, minimum=minimum, dtype=dtype, factors=_factors(b))
 
 
 def _q6_k(b: Array, dtype: torch.dtype) -> QuantisedWeight:
@@ -185,7 +191,8 @@ def _q6_k(b: Array, dtype: torch.dtype) -> QuantisedWeight:
     high = _fields(b[:, :, 128:192].reshape(*b.shape[:2], 2, 32), range(0, 8, 2), 3)
     low = _fields(b[:, :, :128].reshape(*b.shape[:2], 2, 64), range(0, 8, 4), 15).reshape(high.shape)
     scale = _flat(_wide(b, 208) * np.ascontiguousarray(b[:, :, 192:208]).view(np.int8))
-    return QuantisedWeight(_flat(low | high << 4), 8, None, 16, 1, scale, 32, dtype=dtype)
+    codes, factors = _flat(low | high << 4), (_flat(_half(b, 208)), None)
+    return QuantisedWeight(codes, 8, None, 16, 1, scale, 32, dtype=dtype, factors=factors)
 
 
 def _iq4_xs(b: Array, dtype: torch.dtype) -> QuantisedWeight:
@@ -194,7 +201,8 @@ def _iq4_xs(b: Array, dtype: torch.dtype) -> QuantisedWeight:
     low = np.stack([b[:, :, 4 + i // 2] >> 4 * (i % 2) & 15 for i in range(8)], -1)
     scale = _flat(_wide(b, 0) * ((low | high << 4).astype(np.float32) - 32))
     codes = _fields(b[:, :, 8:].reshape(*b.shape[:2], 8, 16), range(0, 8, 4), 15)
-    return QuantisedWeight(_packed(codes), 4, "iq4_nl", 32, 1, scale, dtype=dtype)
+    factors = _flat(_half(b, 0)), None
+    return QuantisedWeight(_packed(codes), 4, "iq4_nl", 32, 1, scale, dtype=dtype, factors=factors)
 
 
 _READERS: dict[str, Callable[[Array, torch.dtype], QuantisedWeight]] = {

@@ -15,7 +15,7 @@ from graftlm.kernels.cpu.calls import FLOAT_ROWS, HALVES, INT8_ROWS, SUMS, Gathe
 from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.element_format import ElementFormat
-from graftlm.kernels.cpu.panel_kind import FOURS, INPUTS, TABLE, Arithmetic, Numbers, PanelKind
+from graftlm.kernels.cpu.panel_kind import FACTOR_INPUTS, FOURS, INPUTS, TABLE, Arithmetic, Numbers, PanelKind
 from graftlm.kernels.quantised_weight import VALUES, QuantisedWeight, Table
 
 Activations = Literal["exact", "int8", "fp8"]
@@ -24,6 +24,7 @@ for Hopper GPUs; on a CPU rows keep their dtype."""
 
 _BYTE_TABLES = {"e2m1": (2, 12), "iq4_nl": (1, 128)}
 """Tables of whole numbers: their factor and the offset that makes all of them positive."""
+_DTYPES = {Numbers.FLOAT32: torch.float32, Numbers.FLOAT16: torch.float16, Numbers.INT8: torch.int8}
 _FIRST_CODE = 128
 """The 8-bit code that is stored as 0 where a zero point does not fit."""
 
@@ -179,33 +180,62 @@ def pack(weight: QuantisedWeight, bias: torch.Tensor | None, arithmetic: Arithme
         scale = scale.float()
     halves = scale.dtype is torch.float16 and (minimum is None or minimum.dtype is torch.float16)
     numbers = Numbers.FLOAT16 if halves else Numbers.FLOAT32
+    whole = _multiples(weight, scale, minimum)
+    if whole is not None:
+        numbers, (scale, minimum) = Numbers.INT8, whole
     has_table = weight.table is not None
     kind = PanelKind(weight.bits, block, numbers, minimum is not None, has_table)
-    num_panels, num_blocks = -(-n // PANEL), k // block
-    packed = torch.zeros(num_panels, num_blocks, kind.block_bytes, dtype=torch.uint8)
-    words = _words(weight, centre)
-    _put(packed.view(torch.int32)[:, :, : kind.codes_bytes // 4], words.view(n, num_blocks, -1))
-    dtype = torch.float16 if halves else torch.float32
+    num_panels, per_span = -(-n // PANEL), kind.span // block
+    packed = torch.zeros(num_panels, k // kind.span, kind.span_bytes, dtype=torch.uint8)
+    blocks = packed[:, :, kind.factor_bytes :].unflatten(2, (per_span, kind.block_bytes))
+    words = _words(weight, centre).view(n, -1, per_span, kind.codes_bytes // (4 * PANEL))
+    _put(blocks.view(torch.int32)[..., : kind.codes_bytes // 4], words)
+    dtype = _DTYPES[numbers]
     for i, values in enumerate((scale, minimum)):
         if values is not None:
             first = kind.codes_bytes + i * PANEL * numbers.size
-            place = packed[:, :, first : first + PANEL * numbers.size].view(dtype)
-            _put(place, values.to(dtype).repeat_interleave(weight.group // block, 1)[..., None])
+            place = blocks[..., first : first + PANEL * numbers.size].view(dtype)
+            each = values.to(dtype).repeat_interleave(weight.group // block, 1)
+            _put(place, each.view(n, -1, per_span, 1))
+    if whole is not None and weight.factors is not None:
+        for i, factor in enumerate(weight.factors):
+            if factor is not None:
+                _put(packed[..., i * 2 * PANEL : (i + 1) * 2 * PANEL].view(torch.float16), factor[..., None])
     table = _table(weight, centre)
     packed = packed.view(num_panels, -1)
     return QuantisedPanels(packed, table, bias, n, k, kind, arithmetic, weight.order, weight.dtype)
 
 
+def _multiples(
+    weight: QuantisedWeight, scale: torch.Tensor, minimum: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Return scale and minimum in int8, as multiples of the weight's factors; None if they are not such."""
+    n, k = weight.shape
+    found: list[torch.Tensor | None] = []
+    for values, factor in zip((scale, minimum), weight.factors or (None, None), strict=True):
+        if values is None:
+            found.append(None)
+            continue
+        if factor is None or factor.shape != (n, k // FACTOR_INPUTS) or FACTOR_INPUTS % weight.group:
+            return None
+        wide = factor.float().repeat_interleave(FACTOR_INPUTS // weight.group, 1)
+        whole = (values.float() / wide).nan_to_num().round().clamp(-128, 127)
+        if not torch.equal(whole * wide, values.float()):
+            return None
+        found.append(whole.to(torch.int8))
+    assert found[0] is not None
+    return found[0], found[1]
+
+
 def _put(place: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values [n, num_blocks, m] to [num_panels, num_blocks, m * PANEL], the outputs of a panel side by side."""
-    n, num_blocks, m = values.shape
+    """Copy values [n, ..., m] to [num_panels, ..., m * PANEL], the outputs of a panel side by side."""
+    n, m = values.shape[0], values.shape[-1]
     whole = n // PANEL
-    place = place.unflatten(2, (m, PANEL))
+    place = place.unflatten(-1, (m, PANEL))
     if whole:
-        panels = values[: whole * PANEL].view(whole, PANEL, num_blocks, m)
-        place[:whole].copy_(panels.permute(0, 2, 3, 1))
+        place[:whole].copy_(values[: whole * PANEL].unflatten(0, (whole, PANEL)).movedim(1, -1))
     if n > whole * PANEL:
-        place[whole, :, :, : n - whole * PANEL].copy_(values[whole * PANEL :].permute(1, 2, 0))
+        place[whole, ..., : n - whole * PANEL].copy_(values[whole * PANEL :].movedim(0, -1))
 
 
 def _words(weight: QuantisedWeight, centre: int) -> torch.Tensor:
@@ -248,14 +278,19 @@ def _table(weight: QuantisedWeight, centre: int) -> torch.Tensor:
 def unpack(panels: QuantisedPanels) -> QuantisedWeight:
     """Return the weight of panels: equal values, with a group for every scale in the panels."""
     kind, n, k = panels.kind, panels.num_out, panels.num_in
-    blocks = panels.packed.view(len(panels.packed), -1, kind.block_bytes)
-    dtype = torch.float16 if kind.numbers is Numbers.FLOAT16 else torch.float32
-    numbers = []
+    spans = panels.packed.view(len(panels.packed), -1, kind.span_bytes)
+    blocks = spans[:, :, kind.factor_bytes :].unflatten(2, (-1, kind.block_bytes)).flatten(1, 2)
+    numbers, factors = [], []
     for i in range(2 if kind.minimum else 1):
         first = kind.codes_bytes + i * PANEL * kind.numbers.size
-        place = blocks[:, :, first : first + PANEL * kind.numbers.size].view(dtype)
-        numbers.append(place.transpose(1, 2).reshape(-1, k // kind.block)[:n].contiguous())
-    words = blocks.view(torch.int32)[:, :, : kind.codes_bytes // 4].unflatten(2, (-1, PANEL))
+        place = blocks[:, :, first : first + PANEL * kind.numbers.size].contiguous().view(_DTYPES[kind.numbers])
+        number = place.transpose(1, 2).reshape(-1, k // kind.block)[:n].contiguous()
+        if kind.numbers is Numbers.INT8:
+            place = spans[:, :, i * 2 * PANEL : (i + 1) * 2 * PANEL].contiguous().view(torch.float16)
+            factors.append(place.transpose(1, 2).reshape(-1, k // kind.span)[:n].contiguous())
+            number = number.float() * factors[i].float().repeat_interleave(kind.span // kind.block, 1)
+        numbers.append(number)
+    words = blocks.contiguous().view(torch.int32)[:, :, : kind.codes_bytes // 4].unflatten(2, (-1, PANEL))
     words = words.permute(0, 3, 1, 2).reshape(len(panels.packed) * PANEL, -1)[:n].contiguous()
     table = panels.table.numpy()
     name: Table | None = None
@@ -280,4 +315,7 @@ def unpack(panels: QuantisedPanels) -> QuantisedWeight:
     minimum = numbers[1] if kind.minimum else None
     bits: Literal[4, 8] = 4 if kind.bits == 4 else 8
     order_of = panels.order
-    return QuantisedWeight(codes, bits, name, kind.block, 1, numbers[0], zero or None, minimum, order_of, panels.dtype)
+    both = (factors[0], factors[1] if kind.minimum else None) if factors else None
+    return QuantisedWeight(
+        codes, bits, name, kind.block, 1, numbers[0], zero or None, minimum, order_of, panels.dtype, both
+    )

@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.loops.quantised_tiles import Decoder, scales_and_minima
+from graftlm.kernels.cpu.loops.quantised_tiles import Decoder, block_address, scales_and_minima
 from graftlm.kernels.cpu.loops.register_tiles import FLOATS, address, constant, spread
 from graftlm.kernels.cpu.panel_kind import INPUTS, Arithmetic, PanelKind
 
@@ -131,7 +131,7 @@ class _Matmul:
     def _decode(self, block: Any) -> None:
         """Store a block's codes as a tile of bfloat16 for each vector of outputs."""
         builder, codes = self.builder, self._codes_of(block)
-        base = builder.add(self.weight, builder.mul(block, constant(self.kind.block_bytes)))
+        base, _ = block_address(builder, self.kind, self.weight, block)
         for chunk in range(self.kind.block // INPUTS):
             line = builder.add(base, constant(chunk * self.kind.line_bytes))
             for vector in range(_VECTORS):
@@ -155,8 +155,8 @@ class _Matmul:
         block, first, skipped = (builder.load(place) for place in self.last)
         with builder.if_then(builder.icmp_signed("!=", block, constant(0))):
             block = builder.sub(block, constant(1))
-            base = builder.add(self.weight, builder.mul(block, constant(self.kind.block_bytes)))
-            scales, minima = scales_and_minima(builder, self.kind, base)
+            places = block_address(builder, self.kind, self.weight, block)
+            scales, minima = scales_and_minima(builder, self.kind, *places)
             with cgutils.for_range(builder, self.rows, start=skipped) as loop:
                 row = builder.add(first, loop.index)
                 sums = self._sum(row, block) if self.kind.minimum else None

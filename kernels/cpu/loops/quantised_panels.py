@@ -84,14 +84,15 @@ def compile_quantised_gather(number: int, *arguments: int) -> MachineCode:
     kind = PanelKind.of(*arguments)
     block_inputs, block_bytes, codes_bytes, line_bytes = kind.block, kind.block_bytes, kind.codes_bytes, kind.line_bytes
     four_bits, has_minimum, has_table = kind.bits == 4, kind.minimum, kind.table
-    number_type, number_size = (np.uint16, 2) if kind.numbers is Numbers.FLOAT16 else (np.float32, 4)
-    is_half = kind.numbers is Numbers.FLOAT16
+    number_size, span, factor_bytes = kind.numbers.size, kind.span, kind.factor_bytes
+    is_half, is_whole = kind.numbers is Numbers.FLOAT16, kind.numbers is Numbers.INT8
     floats, places = TABLE.FLOATS, _PLACES
 
     @njit(forceinline=True, **FLAGS)
     def number_at(address):
-        value = carray(at(address), 1, number_type)[0]
-        return _half(value) if is_half else value
+        if is_whole:
+            return np.float32(carray(at(address), 1, np.int8)[0])
+        return _half(carray(at(address), 1, np.uint16)[0]) if is_half else carray(at(address), 1, np.float32)[0]
 
     def work(pointer):
         call, taken = carray(pointer, 1)[0], 0
@@ -105,11 +106,19 @@ def compile_quantised_gather(number: int, *arguments: int) -> MachineCode:
             lane = output % PANEL
             block = call.weight + output // PANEL * call.panel_bytes
             out = carray(at(call.out + task * call.depth * size), call.depth, element)
+            factors = block
             for first in range(0, call.depth, block_inputs):
+                if is_whole and first % span == 0:
+                    factors = block + 2 * lane
+                    block += factor_bytes
                 numbers = block + codes_bytes + lane * number_size
                 scale, minimum = number_at(numbers), np.float32(0)
                 if has_minimum:
                     minimum = number_at(numbers + PANEL * number_size)
+                if is_whole:
+                    scale *= _half(carray(at(factors), 1, np.uint16)[0])
+                if is_whole and has_minimum:
+                    minimum *= _half(carray(at(factors + 2 * PANEL), 1, np.uint16)[0])
                 for i in range(block_inputs):
                     line, place = block + i // 8 * line_bytes, places[i % 8]
                     if four_bits:

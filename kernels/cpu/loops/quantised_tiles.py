@@ -174,6 +174,9 @@ def _numbers(builder: Any, place: Any, numbers: Numbers, length: int) -> Any:
     """Return consecutive scales or minima in float32."""
     if numbers is Numbers.FLOAT32:
         return builder.load(builder.inttoptr(place, _vector(_SINGLE, length).as_pointer()), align=4)
+    if numbers is Numbers.INT8:
+        whole = builder.load(builder.inttoptr(place, _vector(_BYTE, length).as_pointer()), align=1)
+        return builder.sitofp(builder.sext(whole, _vector(_NUMBER, length)), _vector(_SINGLE, length))
     found = builder.load(builder.inttoptr(place, _vector(_FLOAT16, length).as_pointer()), align=2)
     return builder.fpext(found, _vector(_SINGLE, length))
 
@@ -232,7 +235,7 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, wi
     part_kind = BITS if arithmetic is Arithmetic.INT8 else FLOATS
 
     def add_block(builder: Any, arguments: Any, totals: Any, block: Any) -> None:
-        base = builder.add(arguments[6], builder.mul(block, constant(kind.block_bytes)))
+        base, factors = block_address(builder, kind, arguments[6], block)
         rows_of = Arithmetic.DOTS if widens else arithmetic
         rows, decoder = _Rows(builder, arguments, kind, rows_of, num_rows), _decoder(builder, arguments)
         parts = [[cgutils.alloca_once(builder, part_kind) for _ in range(_VECTORS)] for _ in range(num_rows)]
@@ -253,7 +256,8 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, wi
                         total = builder.load(part[vector])
                         total = _multiply(builder, arithmetic, total, operand, inputs[row], place)
                         builder.store(total, part[vector])
-        _add_scaled(builder, rows, base, block, parts, totals, _LANES)
+        numbers = scales_and_minima(builder, kind, base, factors, integers=arithmetic is Arithmetic.INT8)
+        _add_scaled(builder, rows, numbers, block, parts, totals, _LANES)
 
     def _decoder(builder: Any, arguments: Any) -> Decoder:
         return Decoder(builder, arithmetic, kind, arguments[7])
@@ -300,11 +304,11 @@ def _tile(num_rows: int, lanes: int, add_block: Callable[..., None]) -> Any:
     return tile
 
 
-def _add_scaled(builder: Any, rows: _Rows, base: Any, block: Any, parts: Any, totals: Any, lanes: int) -> None:
+def _add_scaled(builder: Any, rows: _Rows, numbers: Any, block: Any, parts: Any, totals: Any, lanes: int) -> None:
     """Add the sums of a block times its scales, and its minima times the sums of the inputs, to the totals."""
     kind, integers = rows.kind, rows.arithmetic is Arithmetic.INT8
     floats = _vector(_SINGLE, lanes)
-    scales, minima = scales_and_minima(builder, kind, base, lanes, integers=integers)
+    scales, minima = numbers
     for vector, scale in enumerate(scales):
         for row in range(rows.num_rows):
             value = builder.load(parts[row][vector])
@@ -319,25 +323,45 @@ def _add_scaled(builder: Any, rows: _Rows, base: Any, block: Any, parts: Any, to
             builder.store(total, totals[row][vector])
 
 
+def block_address(builder: Any, kind: PanelKind, weight: Any, block: Any) -> tuple[Any, Any]:
+    """Return the address of a block of the panel at `weight`, and that of its factors if it has some."""
+    offset = constant(kind.block_bytes)
+    if kind.numbers is not Numbers.INT8:
+        return builder.add(weight, builder.mul(block, offset)), None
+    per_span = kind.span // kind.block
+    span, within = builder.udiv(block, constant(per_span)), builder.urem(block, constant(per_span))
+    factors = builder.add(weight, builder.mul(span, constant(kind.span_bytes)))
+    first = builder.add(factors, constant(kind.factor_bytes))
+    return builder.add(first, builder.mul(within, offset)), factors
+
+
 def scales_and_minima(
-    builder: Any, kind: PanelKind, base: Any, lanes: int = _LANES, *, integers: bool = False
+    builder: Any, kind: PanelKind, base: Any, factors: Any, lanes: int = _LANES, *, integers: bool = False
 ) -> tuple[list[Any], list[Any]]:
     """Return the scales of the block at `base`, and its minima if it has some, as vectors of float32.
 
+    factors   as `block_address` returns them
     integers  whether the sums that they multiply are those of whole numbers
     """
+
+    def numbers_at(index: int, vector: int) -> Any:
+        lane = index * PANEL + vector * lanes
+        found = _numbers(builder, builder.add(base, constant(kind.codes_bytes + lane * numbers.size)), numbers, lanes)
+        if numbers is not Numbers.INT8:
+            return found
+        factor = _numbers(builder, builder.add(factors, constant(2 * lane)), Numbers.FLOAT16, lanes)
+        return builder.fmul(found, factor)
+
     numbers = kind.numbers
     scales: list[Any] = []
     minima: list[Any] = []
-    first = builder.add(base, constant(kind.codes_bytes))
     for vector in range(PANEL // lanes):
-        place = builder.add(first, constant(vector * lanes * numbers.size))
-        scale = _numbers(builder, place, numbers, lanes)
+        scale = numbers_at(0, vector)
         if not integers and kind.bits == 8 and not kind.table:
             scale = builder.fmul(scale, _all(_SINGLE, lanes, _INTEGER_SCALE), flags=_FAST)
         scales.append(scale)
         if kind.minimum:
-            minima.append(_numbers(builder, builder.add(place, constant(PANEL * numbers.size)), numbers, lanes))
+            minima.append(numbers_at(1, vector))
     return scales, minima
 
 
@@ -358,7 +382,7 @@ def _pairs_tile(num_rows: int, kind: PanelKind) -> Any:
     join = ir.FunctionType(fours, [pairs, pairs])
 
     def add_block(builder: Any, arguments: Any, totals: Any, block: Any) -> None:
-        base = builder.add(arguments[6], builder.mul(block, constant(kind.block_bytes)))
+        base, factors = block_address(builder, kind, arguments[6], block)
         rows = _Rows(builder, arguments, kind, Arithmetic.INT8, num_rows)
         parts = [[cgutils.alloca_once(builder, fours) for _ in range(PANEL // lanes)] for _ in range(num_rows)]
         inputs = [rows.inputs(row, block) for row in range(num_rows)]
@@ -377,6 +401,7 @@ def _pairs_tile(num_rows: int, kind: PanelKind) -> Any:
                 joined = builder.asm(join, "vpmaddwd $2, $1, $0", "=x,x,x", [sums[row], _all(_HALF, 16, 1)], False)
                 first = _spread(builder, rows.start(row, block), lanes)
                 builder.store(builder.add(joined, first), parts[row][vector])
-        _add_scaled(builder, rows, base, block, parts, totals, lanes)
+        numbers = scales_and_minima(builder, kind, base, factors, lanes, integers=True)
+        _add_scaled(builder, rows, numbers, block, parts, totals, lanes)
 
     return _tile(num_rows, lanes, add_block)

@@ -164,6 +164,17 @@ def test_values_of_a_type_are_those_of_one_number_at_a_time(name: str) -> None:
     assert rounded.bits == (8 if name in ("Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K") else 4)
 
 
+@pytest.mark.parametrize("name", ["Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+def test_scales_of_a_k_type_are_whole_multiples_of_its_factors(name: str) -> None:
+    weight = quantised(blocks(name, 3, 512), TYPES[name], torch.bfloat16)
+    assert weight.factors is not None and (weight.factors[1] is None) == (weight.minimum is None)
+    for numbers, factor in zip((weight.scale, weight.minimum), weight.factors, strict=True):
+        if numbers is not None and factor is not None:
+            each = factor.float().repeat_interleave(256 // weight.group, 1)
+            whole = (numbers / each).round()
+            assert torch.equal(whole * each, numbers) and whole.abs().max() < 128
+
+
 def test_types_are_those_of_the_gguf_package() -> None:
     gguf = pytest.importorskip("gguf")
     for number, kind in BLOCK_TYPES.items():

@@ -14,9 +14,9 @@ import torch
 
 from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.linear import panels as plain_panels
-from graftlm.kernels.cpu.linear.quantised_panels import QuantisedPanels, arithmetic_of, pack, problem
+from graftlm.kernels.cpu.linear.quantised_panels import QuantisedPanels, arithmetic_of, pack, problem, unpack
 from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
-from graftlm.kernels.cpu.panel_kind import Arithmetic
+from graftlm.kernels.cpu.panel_kind import Arithmetic, Numbers
 from graftlm.kernels.quantised_weight import QuantisedWeight
 
 NUM_OUT, NUM_IN = 200, 256
@@ -26,14 +26,14 @@ TOLERANCE = 4e-7
 FORMATS: dict[str, dict[str, Any]] = {
     "Q4_0": {"bits": 4, "group": 32, "zero": 8},
     "Q4_1": {"bits": 4, "group": 32, "minimum": True},
-    "Q4_K": {"bits": 4, "group": 32, "minimum": True, "numbers": torch.float32},
+    "Q4_K": {"bits": 4, "group": 32, "minimum": True, "factors": True, "num_in": 512},
     "AWQ": {"bits": 4, "group": 128, "zero": "tensor"},
     "IQ4_NL": {"bits": 4, "group": 32, "table": "iq4_nl"},
     "MXFP4": {"bits": 4, "group": 32, "table": "e2m1", "numbers": torch.float32},
     "nf4": {"bits": 4, "group": 64, "table": "nf4", "numbers": torch.float32},
     "Q8_0": {"bits": 8, "group": 32, "zero": 128},
-    "Q6_K": {"bits": 8, "group": 16, "zero": 32, "numbers": torch.float32, "codes": 64},
-    "Q5_K": {"bits": 8, "group": 32, "minimum": True, "numbers": torch.float32, "codes": 32},
+    "Q6_K": {"bits": 8, "group": 16, "zero": 32, "factors": True, "codes": 64, "num_in": 512},
+    "Q5_K": {"bits": 8, "group": 32, "minimum": True, "factors": True, "codes": 32},
     "int8 an output": {"bits": 8, "group": NUM_IN, "zero": "tensor"},
     "all of 256 codes": {"bits": 8, "group": 32, "zero": None},
     "fp8 in blocks": {"bits": 8, "group": 128, "table": "e4m3", "block_n": 128, "numbers": torch.bfloat16},
@@ -43,9 +43,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 def weight_in(name: str, dtype: torch.dtype) -> QuantisedWeight:
     kind = {"zero": None, "minimum": False, "table": None, "block_n": 1, "numbers": torch.float16, **FORMATS[name]}
     torch.manual_seed(0)
-    bits, groups = kind["bits"], NUM_IN // kind["group"]
+    num_in = kind.get("num_in", NUM_IN)
+    bits, groups = kind["bits"], num_in // kind["group"]
     most = kind.get("codes", 256)
-    codes = torch.randint(0, most, (NUM_OUT, NUM_IN * bits // 8), dtype=torch.uint8)
+    codes = torch.randint(0, most, (NUM_OUT, num_in * bits // 8), dtype=torch.uint8)
     if kind["table"] == "e4m3":
         codes[(codes & 0x7F) == 0x7F] = 0  # not a number
     zero = kind["zero"]
@@ -53,9 +54,19 @@ def weight_in(name: str, dtype: torch.dtype) -> QuantisedWeight:
         zero = torch.randint(0, 16 if bits == 4 else 256, (NUM_OUT, groups), dtype=torch.uint8)
     scale = torch.rand(-(-NUM_OUT // kind["block_n"]), groups).to(kind["numbers"])
     minimum = torch.randn(NUM_OUT, groups).to(kind["numbers"]) if kind["minimum"] else None
+    factors = None
+    if kind.get("factors"):
+        first, second = ((torch.rand(NUM_OUT, num_in // 256) / 64).half() for _ in range(2))
+        scale, minimum = (
+            torch.randint(-128, 128, (NUM_OUT, groups)) * factor.float().repeat_interleave(256 // kind["group"], 1)
+            for factor in (first, second)
+        )
+        factors = (first, second) if kind["minimum"] else (first, None)
+        minimum = minimum if kind["minimum"] else None
     return QuantisedWeight(
-        codes, bits, kind["table"], kind["group"], kind["block_n"], scale, zero=zero, minimum=minimum, dtype=dtype
-    )
+        codes, bits, kind["table"], kind["group"], kind["block_n"], scale, zero=zero, minimum=minimum, dtype=dtype,
+        factors=factors,
+    )  # fmt: skip
 
 
 def multiplied_rows(panels: QuantisedPanels, x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +83,7 @@ def assert_multiplies(panels: QuantisedPanels, weight: QuantisedWeight) -> None:
     exact = replace(weight, dtype=torch.float32).dense().double()
     linear = SkinnyLinear([panels], None, torch.float32)
     for num_rows in (1, 2, 3, 4, 7, 33):
-        x = torch.randn(num_rows, NUM_IN).bfloat16().float()
+        x = torch.randn(num_rows, weight.shape[1]).bfloat16().float()
         expected = multiplied_rows(panels, x) @ exact.T
         found = linear(x).double()
         assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
@@ -102,7 +113,7 @@ def test_gathered_outputs_are_those_of_the_dense_weight(name: str) -> None:
 
 
 def test_parts_of_different_kinds_and_plain_ones_are_one_matmul() -> None:
-    weights = [weight_in(name, torch.bfloat16) for name in ("Q4_K", "Q6_K", "Q8_0")]
+    weights = [weight_in(name, torch.bfloat16) for name in ("Q5_K", "AWQ", "Q8_0")]
     bias = torch.randn(NUM_OUT).bfloat16()
     parts: list[Any] = [pack(weight, bias, arithmetic_of(weight)) for weight in weights]
     plain = torch.randn(70, NUM_IN).bfloat16()
@@ -114,6 +125,19 @@ def test_parts_of_different_kinds_and_plain_ones_are_one_matmul() -> None:
     found = SkinnyLinear(parts, None, torch.bfloat16)(x).float()
     for one, of_one in zip(found.split([NUM_OUT, NUM_OUT, NUM_OUT, 70], 1), expected, strict=True):
         assert (one - of_one).norm() <= 4e-3 * of_one.norm()  # rounded to bfloat16
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+def test_scales_take_a_byte_if_they_are_multiples_of_the_factors(name: str) -> None:
+    weight = weight_in(name, torch.bfloat16)
+    panels = pack(weight, None, Arithmetic.FLOATS)
+    assert panels.kind.numbers is Numbers.INT8
+    assert torch.equal(unpack(panels).dense(), weight.dense())
+    again = pack(unpack(panels), None, Arithmetic.FLOATS)
+    assert again.kind == panels.kind and torch.equal(again.packed, panels.packed)
+    other = replace(weight, scale=weight.scale * 1.001)
+    assert pack(other, None, Arithmetic.FLOATS).kind.numbers is Numbers.FLOAT32
+    assert weight.outputs(0, 64).factors is None
 
 
 def test_a_row_of_zeros_in_int8_is_zero() -> None:

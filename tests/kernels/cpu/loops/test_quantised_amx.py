@@ -87,11 +87,12 @@ class EmulatedTiles(Tiles):
 
 
 @pytest.mark.skipif(not has_bfloat16_dots(), reason="codes are decoded by instructions of AVX-512")
-def test_a_matmul_by_tiles_is_as_exact_as_one_with_values(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_K"])
+def test_a_matmul_by_tiles_is_as_exact_as_one_with_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with rows too few for tiles, and with tiles of fewer rows, which overlap."""
     monkeypatch.setattr(quantised_panels, "has", lambda feature: True)
     monkeypatch.setattr(quantised_panels, "amx_panel", partial(amx_panel, tiles_of=EmulatedTiles))
-    weight = weight_in("Q4_1", torch.bfloat16)
+    weight = weight_in(name, torch.bfloat16)
     panels = pack(weight, None, Arithmetic.DOTS)
     compiled = compile_quantised_panel(Arithmetic.DOTS, *panels.kind.arguments)
     run: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(link(compiled))
