@@ -123,7 +123,7 @@ def route(
     num_experts = router.weight.shape[0]
     rows = 16 if num_rows <= 256 or strict else 64
     num_blocks = triton.cdiv(num_rows, rows)
-    splits = 8 if strict or num_blocks > 8 else 16  # few values: each is a variant of _route to compile
+    splits = 8 if strict or num_blocks > 16 else 16  # few values: each is a variant of _route to compile
     parts = torch.empty(splits, num_rows, num_experts, dtype=torch.float32, device=x.device)
     padded = max(16, triton.next_power_of_2(num_experts))
     _logits[(num_blocks, splits)](
