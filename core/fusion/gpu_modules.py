@@ -25,6 +25,7 @@ from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary import RotaryPatch, fuse_rotary_tables
 from graftlm.core.state_layers.state_layers import FAMILIES
+from graftlm.core.tensor_parallel.ranks import REDUCE
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight import Bits12Weight
 from graftlm.kernels.codes.tiled_weight import TiledParts, TiledWeight, tiled
@@ -247,10 +248,17 @@ def _plan_of(
 def _plan_state_input(module: nn.Module, work: _Work) -> bool:
     """Choose kernels for the only input projection of a module with a state. -> whether it has one"""
     linear = getattr(module, "in_proj", None)
-    weight = weight_of(linear) if type(module).__name__ in FAMILIES and isinstance(linear, nn.Module) else None
-    if linear is None or weight is None or isinstance(linear, QuantisedLinear):
+    if type(module).__name__ not in FAMILIES or not isinstance(linear, nn.Module):
         return False
-    chosen = _plan_of(weight, "qkv", _bias_of(linear), work, by_itself=True)
+    return _plan_by_itself(linear, "qkv", work)
+
+
+def _plan_by_itself(linear: nn.Module, role: Role, work: _Work) -> bool:
+    """Choose kernels for a linear layer that no fused layer multiplies. -> False for another kind of module"""
+    weight = weight_of(linear)
+    if weight is None or isinstance(linear, QuantisedLinear):
+        return False
+    chosen = _plan_of(weight, role, _bias_of(linear), work, by_itself=True)
     if chosen is not None and chosen.chosen:
         setattr(linear, "forward", partial(_multiplied, chosen))  # noqa: B010, compared by the plan
         work.fusions.add(partial(delattr, linear, "forward"))
@@ -306,9 +314,12 @@ def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
         return False
     linears, weight = found
     kind = activation_of(activation)
-    packed = _pack(linears, work, gates=kind)
+    shared = any(mixture.shared_experts is module for mixture in work.found.mixtures.values())
+    packed = _pack(linears, work, gates=kind, by_itself=shared and kind is not None)
     if packed is None:
         return False
+    if shared and not hasattr(down, REDUCE):
+        _plan_by_itself(down, "head", work)  # whose kernels sum the few inputs at once
     width = weight.shape[0]
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -325,6 +336,7 @@ def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
     _release(linears)
     work.fusions.add(partial(packed.unpack, linears), weights=True)
     work.fusions.num_packed += 1
+    work.fusions.num_compact += packed.plan is not None and packed.plan.reads(Bits12Weight)
     work.found.products[module] = packed.product
     return True
 

@@ -86,6 +86,12 @@ class Mixture:
         """Return no plans: experts are counted where they are replaced."""
         return ()
 
+    @property
+    def shared_experts(self) -> nn.Module | None:
+        """Return the module of the shared experts, without its gate."""
+        found = self.shared.experts if isinstance(self.shared, Gated) else self.shared
+        return found if isinstance(found, nn.Module) else None
+
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         total = self.reduce or sum_parts
