@@ -9,18 +9,23 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
+
 
 @triton.jit
 def _convolve(
     x, columns, cached, slots, weight, bias, out, x_row, slot_stride, weight_row, channels,
     COLUMNS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, block of channels): each channel's inputs move on by one."""
+    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = c < channels
     place = cached + tl.load(slots + row) * slot_stride + c * (TAPS - 1)
     column = tl.load(columns + c, mask=ok) if COLUMNS else c
+    grid_wait(PDL)
     new = tl.load(x + row * x_row + column, mask=ok)
     total = new.to(tl.float32) * tl.load(weight + c * weight_row + TAPS - 1, mask=ok).to(tl.float32)
     for tap in tl.static_range(TAPS - 1):
@@ -64,6 +69,7 @@ def convolve(
         x, columns if columns is not None else slots, cached, slots, weight, bias if bias is not None else x, out,
         x.stride(0), cached.stride(0), weight.stride(0), channels,
         COLUMNS=columns is not None, BIAS=bias is not None, SILU=silu, TAPS=weight.shape[1], BLOCK=block, num_warps=4,
+        **pdl_options(x),
     )  # fmt: skip
     return out
 
@@ -98,18 +104,20 @@ def _delta(
     mixed, a, b, a_log, dt_bias, states, slots, read_out,
     mixed_row, a_row, a_head, b_row, b_head, slot_stride, scale, epsilon, max_beta, bound,
     HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    K_PAD: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, BOUND: tl.constexpr,
+    K_PAD: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, BOUND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head, block of values): reads and writes its part of the head's state once.
 
     CHANNELS  a decay for each channel of the keys: a [num_rows, num_heads * K_DIM]
     """
+    launch_dependents(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i, j = tl.arange(0, K_PAD), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     k_ok, v_ok = i < K_DIM, j < V_DIM
     ok = k_ok[:, None] & v_ok[None, :]
     place = states + tl.load(slots + row) * slot_stride + head * K_DIM * V_DIM
     place = place + i[:, None] * V_DIM + j[None, :]
+    grid_wait(PDL)
     state = tl.load(place, mask=ok, other=0.0)
 
     source = mixed + row * mixed_row
@@ -148,15 +156,18 @@ def _delta(
 def _gated_norm(
     x, z, weight, out, z_row, z_head, eps,
     HEADS: tl.constexpr, GROUP: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr, SIGMOID: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head): norm x, rounded as in the model's own code, and gate it by z."""
+    launch_dependents(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     j = tl.arange(0, V_PAD)
     v_ok = j < V_DIM
     kind = out.dtype.element_ty
+    scale = tl.load(weight + j, mask=v_ok, other=0.0).to(tl.float32)
+    grid_wait(PDL)
     read = tl.load(x + (row * HEADS + head) * V_DIM + j, mask=v_ok, other=0.0).to(kind).to(tl.float32)
     normed = read * tl.rsqrt(tl.sum(read * read, 0) / V_DIM + eps)
-    scale = tl.load(weight + j, mask=v_ok, other=0.0).to(tl.float32)
     if SIGMOID:
         normed *= scale
     else:
@@ -196,7 +207,7 @@ def gated_delta(
         weights.max_beta, weights.bound or 0.0,
         HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim,
         K_PAD=triton.next_power_of_2(k_dim), BLOCK=VALUES, CHANNELS=weights.dt_bias.numel() > heads,
-        BOUND=weights.bound is not None, num_warps=4,
+        BOUND=weights.bound is not None, num_warps=4, **pdl_options(mixed),
     )  # fmt: skip
     return gated_norm(weights, read, z)
 
@@ -213,7 +224,7 @@ def gated_norm(weights: DeltaWeights, x: torch.Tensor, z: torch.Tensor) -> torch
     _gated_norm[(len(x), heads)](
         x, z, weights.norm_weight, out, z.stride(0), z.stride(1), weights.eps,
         HEADS=heads, GROUP=heads // weights.num_k_heads, V_DIM=v_dim, V_PAD=triton.next_power_of_2(v_dim),
-        SIGMOID=weights.sigmoid, num_warps=1,
+        SIGMOID=weights.sigmoid, num_warps=1, **pdl_options(x),
     )  # fmt: skip
     return out
 
@@ -226,14 +237,16 @@ SCANNED = 16
 def _scan(
     x, dt, b, c, a, states, slots, out, x_row, x_head, dt_row, b_row, b_group, c_row, c_group, slot_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, STATE_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head, block of the head's numbers): reads and writes its part of the head's state once."""
+    launch_dependents(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i, n = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE_PAD)
     i_ok, n_ok = i < DIM, n < STATE
     ok = i_ok[:, None] & n_ok[None, :]
     place = states + tl.load(slots + row) * slot_stride + head * DIM * STATE + i[:, None] * STATE + n[None, :]
+    grid_wait(PDL)
     state = tl.load(place, mask=ok, other=0.0)
     step = tl.load(dt + row * dt_row + head)
     value = tl.load(x + row * x_row + head * x_head + i, mask=i_ok, other=0.0).to(tl.float32)
@@ -267,6 +280,6 @@ def scan(
     _scan[(num_rows, heads, triton.cdiv(dim, SCANNED))](
         x, dt, b, c, a, states, slots, out, x.stride(0), x.stride(1), dt.stride(0), b.stride(0), b.stride(1),
         c.stride(0), c.stride(1), states.stride(0), HEADS=heads, GROUP=heads // b.shape[1], DIM=dim, STATE=state_dim,
-        STATE_PAD=triton.next_power_of_2(state_dim), BLOCK=SCANNED, num_warps=4,
+        STATE_PAD=triton.next_power_of_2(state_dim), BLOCK=SCANNED, num_warps=4, **pdl_options(x),
     )  # fmt: skip
     return out
