@@ -2,7 +2,9 @@
 
 Requests of random lengths come and go, sampled and greedy, so that steps have any number of rows and prompts come
 between decode steps. Every sum over the ranks, with the residual after it, is folded into a digest on each rank; the
-digests are equal as long as no bit of any residual of any step differs. `--tiny` runs on CPUs.
+digests are equal as long as no bit of any residual of any step differs. A model of two layers in float32: a step takes
+the host's time. `--tiny` runs on CPUs. Kernels of the ranks wait for each other, so a card that other processes use
+too slows a step many times.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from bench.gpu.tensor_parallel import EXACT, TINY, prompts_of, write_model
 
 MOST = 64
 """Requests at once."""
+SHAPE = {**EXACT, "num_hidden_layers": 2, "vocab_size": 8192}
+PROMPT, ANSWER = 600, 1000
+"""Tokens of the longest prompt and of the longest answer."""
 
 
 def lines_of(path: Path) -> dict[int, int]:
@@ -42,11 +47,18 @@ def compared(folder: Path, ranks: int) -> tuple[str, bool]:
     return words, bool(common) and not different
 
 
-def run(runtime: Any, seconds: float, steps: int, vocab: int, longest: int, report: Callable[[], str]) -> int:
-    """Submit random requests until the time or the steps are over. report: said every 10 s. -> steps"""
+def run(
+    runtime: Any, seconds: float, steps: int, vocab: int, longest: tuple[int, int], seed: int, report: Callable[[], str]
+) -> int:
+    """Submit random requests until the time or the steps are over.
+
+    longest  tokens of a prompt, and of an answer
+    report   said every 10 s
+    -> steps
+    """
     import graftlm as gl
 
-    rng, began, number = random.Random(0), time.monotonic(), 0
+    rng, began, number = random.Random(seed), time.monotonic(), 0
     open_requests: deque[Any] = deque()
     wanted, said = MOST, began
     while time.monotonic() - began < seconds and runtime.stats().steps < steps:
@@ -59,9 +71,9 @@ def run(runtime: Any, seconds: float, steps: int, vocab: int, longest: int, repo
                 wanted = int(MOST ** rng.random())  # most steps are of few rows, which are quick
             continue
         number += 1
-        sampled: dict[str, Any] = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0.0}
-        sampling = gl.SamplingParams(max_tokens=rng.randint(1, longest), ignore_eos=True, **sampled)
-        (prompt,) = prompts_of(1, rng.randint(1, 2 * longest), vocab, number % 50)
+        sampled: dict[str, Any] = {"temperature": 0.8, "seed": number} if number % 8 == 0 else {"temperature": 0.0}
+        sampling = gl.SamplingParams(max_tokens=rng.randint(1, longest[1]), ignore_eos=True, **sampled)
+        (prompt,) = prompts_of(1, rng.randint(1, longest[0]), vocab, number % 50)
         open_requests.append(runtime.submit(gl.Request(prompt, sampling)))
     for request in open_requests:
         request.result()
@@ -73,24 +85,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e6)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--stacks", action="store_true", help="print every 40 s what all threads do")
     given = parser.parse_args()
     import graftlm as gl
 
-    shape = TINY if given.tiny else EXACT
-    options: dict[str, Any] = {"device": "cpu"} if given.tiny else {"dtype": "bfloat16"}
-    longest = 20 if given.tiny else 300
+    shape = TINY if given.tiny else SHAPE
+    options: dict[str, Any] = {"device": "cpu"} if given.tiny else {"dtype": given.dtype}
+    longest = (40, 20) if given.tiny else (PROMPT, ANSWER)
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), shape, torch.float32, 0.05)
         apply(["digest", *["stacks"] * given.stacks], Path(folder))
-        cache = gl.CacheConfig(max_tokens=60_000)
+        cache = gl.CacheConfig(max_tokens=150_000)
         with gl.Runtime(folder, tensor_parallel=given.ranks, cache=cache, quiet=True, **options) as runtime:
             runtime.load()
             print(runtime.stats().execution, flush=True)
             began = time.monotonic()
             steps = run(
-                runtime, given.seconds, given.steps, shape["vocab_size"], longest,
+                runtime, given.seconds, given.steps, shape["vocab_size"], longest, given.seed,
                 lambda: compared(Path(folder), given.ranks)[0],
             )  # fmt: skip
             print(f"{steps:,} steps, up to {MOST} rows, in {time.monotonic() - began:.0f} s", flush=True)
