@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -155,6 +156,7 @@ def test_a_grammar_that_is_kept_used_to_be_over_seventy_objects_that_each_collec
     for i in range(4, 24):
         use(i)
     gc.collect()
-    assert len(gc.get_objects()) - before < 20 * 35
+    each = 35 if sys.version_info < (3, 14) else 50  # since 3.14 the collector visits dicts of plain values too
+    assert len(gc.get_objects()) - before < 20 * each
     assert len(cache) == 24
     cache.close()
