@@ -338,7 +338,7 @@ def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
     of the sums.
 
     SHAPE  rows, inputs of a box of x, bits, lines of the scales, teams, tiles of a stage, blocks of outputs of a stage:
-           one, whose steps the teams share, or one for each team
+           one, whose steps the teams share, or one or two for each team
     """
     TEAMS: gl.constexpr = SHAPE[4]
     BLOCKS: gl.constexpr = SHAPE[6]
@@ -358,7 +358,7 @@ def allocate(x_tiles, codes, scales, SHAPE: gl.constexpr, STAGES: gl.constexpr):
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=BLOCKS)
+        mbarrier.init(free.index(stage), count=1 if BLOCKS == 1 else TEAMS)
     from_others, by_others = ready, ready
     if BLOCKS == 1:
         from_others = gl.allocate_shared_memory(gl.float32, [TEAMS - 1, 64, ROWS], flat)
@@ -490,6 +490,39 @@ def block_sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMA
             sums = _add_tiles(shared, s, own, sums, SHAPE, FORMAT)
         mbarrier.arrive(free.index(s))
     return sums
+
+
+@gluon.jit
+def two_block_sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
+    """Return a team's sums of two blocks' 64 outputs over `steps` stages from number `at` on. -> two float32 [64, rows]
+
+    For up to 16 rows and powers as scales. A warp reads all rows for its 16 outputs of a block, which takes half of
+    shared memory's rate: here it reads them once for both blocks.
+    """
+    xs, ws, ss, ready, free = shared
+    STAGES: gl.constexpr = ready.shape[0]
+    ROWS: gl.constexpr = SHAPE[0]
+    BOXES: gl.constexpr = 128 // SHAPE[1]
+    DEPTH: gl.constexpr = SHAPE[5]
+    NUMBERS: gl.constexpr = rows_of_numbers(FORMAT[1], FORMAT[0])
+    layout: gl.constexpr = sums_layout(ROWS)
+    first = gl.zeros([64, ROWS], gl.float32, layout)
+    second = gl.zeros([64, ROWS], gl.float32, layout)
+    for step in range(0, steps):
+        s = (at + step) % STAGES
+        own = s * SHAPE[6] + 2 * TEAM
+        mbarrier.wait(ready.index(s), (at + step) // STAGES & 1)
+        found, others = numbers_of_stage(ss, own), numbers_of_stage(ss, own + 1)
+        for tile in gl.static_range(DEPTH):
+            for box in gl.static_range(BOXES):
+                rows = xs.index((s * DEPTH + tile) * BOXES + box).permute((1, 0))
+                x = rows.load(gl.DotOperandLayout(1, layout, 2))
+                w = box_factor(ws, found, tile * NUMBERS, own * DEPTH + tile, 0, box, SHAPE, FORMAT)
+                first = mma_v2(w, x, first)
+                w = box_factor(ws, others, tile * NUMBERS, (own + 1) * DEPTH + tile, 0, box, SHAPE, FORMAT)
+                second = mma_v2(w, x, second)
+        mbarrier.arrive(free.index(s))
+    return first, second
 
 
 @gluon.jit

@@ -6,7 +6,9 @@ or write. In steps of few rows this saves about half a microsecond a launch, and
 
 Early reads are limited to memory that no kernel with PDL ever writes: weights, the tables and lengths of a step,
 cosines and sines. Several earlier kernels may still be running then. A kernel after an ordinary launch (all of torch's
-kernels, and the kernels that write tables) starts when that kernel has ended, and sees its writes.
+kernels, and the kernels that write tables) starts when that kernel has ended, and sees its writes. A kernel whose
+predecessor calls `grid_wait` before `launch_dependents` sees the writes of all kernels before that one
+(codes/experts.py).
 
 Every program calls `grid_wait`, even an idle one, so that a kernel's end implies the end of all kernels before it.
 """

@@ -42,18 +42,20 @@ from graftlm.kernels.codes.code_tiles import lines_layout
 from graftlm.kernels.codes.matmul import boxes_layout
 boxes = lambda of, height: f"tensordesc<{{of}}[{{height}}, 32],{{lines_layout()!r}}>"
 signature = dict(codes=boxes("i32", 64), scale_tiles=boxes("fp32", 8), out="*bf16",
-    x_tiles=f"tensordesc<bf16[4, 32, 64],{{boxes_layout(64)!r}}>")
+    x_tiles=f"tensordesc<bf16[4, {rows}, 64],{{boxes_layout(64)!r}}>")
 signature |= dict.fromkeys(("weight_scales", "bias", "routing"), "*fp32")
 signature |= dict.fromkeys(("block_expert", "block_start", "block_end", "pairs", "used"), "*i32")
 signature |= dict.fromkeys(("items_of", "blocks_of", "steps", "tiles", "n", "top_k", "out_rank"), "i32")
 signature |= dict.fromkeys(("alpha", "limit", "shift"), "fp32")
-given = dict(SHAPE=(32, 64, 4, 8, 3, 2, 3), SCALE_LINES=2, STAGES=4, FORMAT=(4, "power", "e2m1"),
-    OUTPUT=(True, True, True), REGISTERS=kernel.LAYOUT[32].registers, PDL=True)
+given = dict(SHAPE=({rows}, 64, 4, 8, 3, 2, 3 * {each}), SCALE_LINES=2, STAGES=2, FORMAT=(4, "power", "e2m1"),
+    OUTPUT=(True, True, True), EARLY=True, REGISTERS=120, PDL=True)
 """
 
 
-def test_it_compiles_for_hopper() -> None:
-    compile_for_hopper("codes.experts", "_coded_experts", _COMPILE.format(), "bf16", 120)
+@pytest.mark.parametrize(("rows", "each"), [(16, 2), (32, 1)])
+def test_it_compiles_for_hopper(rows: int, each: int) -> None:
+    """each: blocks of outputs of a team"""
+    compile_for_hopper("codes.experts", "_coded_experts", _COMPILE.format(rows=rows, each=each), "bf16", 120)
 
 
 def test_shapes_without_tiles_are_told_apart() -> None:
