@@ -7,7 +7,7 @@ transformers then builds the model from them as from any state, and merges exper
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from graftlm.core.errors import ModelError
+from graftlm.core.media.processor import reads_pictures
 from graftlm.core.model.quantised.format_check import check_unexpected
 from graftlm.core.model.quantised.formats import Unread, mxfp4, read_layer, unreadable
 from graftlm.core.model.quantised.held import HeldWeights
@@ -54,9 +55,10 @@ def read_checkpoint(
     part  that is read of a model over several processes
     Raises ModelError for tensors that are missing, or that belong to no supported format.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    sees = reads_pictures(hf_config)
+    model_class: Any = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees else MODEL_FOR_CAUSAL_LM_MAPPING)[type(hf_config)]
     if hasattr(hf_config, "quantization_config"):
         del hf_config.quantization_config
     own_config = hf_config if part is None else part.hf_config
@@ -66,7 +68,7 @@ def read_checkpoint(
         described = model_class(hf_config)
     shapes = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
     held = HeldWeights(None if widened else described, device, dtype)
-    state = dict(_state(source, folder, quantization, shapes, held, dtype, part))
+    state = dict(_state(source, folder, quantization, shapes, held, dtype, part, _own_names(described)))
     read: Any = model_class.from_pretrained(
         None, config=own_config, state_dict=state, dtype=dtype, output_loading_info=True
     )
@@ -92,8 +94,12 @@ def _state(
     held: HeldWeights,
     dtype: torch.dtype,
     part: ShardPart | None = None,
+    own_name: Callable[[str], str] = str,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of all files by the names of plain weights, or their part."""
+    """Yield the weights of all files by the names of plain weights, or their part.
+
+    own_name  of a parameter in the model, by that of the files
+    """
     files = _TensorFiles(folder)
     layers: dict[str, dict[str, str]] = {}
     experts: dict[str, dict[str, str]] = {}
@@ -111,20 +117,20 @@ def _state(
         tensors: dict[str, torch.Tensor] = {}
         try:
             tensors |= {part: files.read(name) for part, name in parts.items() if part != "weight_format"}
-            weight = read_layer(tensors, quantization, shapes.get(f"{layer}.weight"), dtype)
+            weight = read_layer(tensors, quantization, shapes.get(own_name(f"{layer}.weight")), dtype)
             weight = weight if part is None else part.weight(f"{layer}.weight", weight)
         except Unread as error:
             raise unreadable(source, layer, error) from error
         except (KeyError, ValueError) as error:
             given = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in tensors.items())
-            expected = list(shapes.get(f"{layer}.weight", ()))
+            expected = list(shapes.get(own_name(f"{layer}.weight"), ()))
             reason = f"{given} are no weight {expected} of {quantization['quant_method']!r} ({error})"
             raise unreadable(source, layer, reason) from error
         found_experts = merged.add(layer, weight) if part is None else None
         if found_experts is not None:
             yield from found_experts
             continue
-        place = held.keep(f"{layer}.weight", weight)
+        place = held.keep(own_name(f"{layer}.weight"), weight)
         yield f"{layer}.weight", place if place is not None else weight.dense()
     yield from merged.rest()
     if experts and part is not None:
@@ -136,6 +142,24 @@ def _state(
             if not tensor.is_floating_point() or tensor.element_size() < 2:
                 raise unreadable(source, name, f"it is {tensor.dtype} without a scale")
             yield name, tensor if part is None else part.tensor(name, tensor)
+
+
+def _own_names(model: Any) -> Callable[[str], str]:
+    """Return the map of names in files, perhaps of an older transformers, to those of a model's parameters."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+    except ImportError:
+        return str
+    state = model.state_dict()
+    renamings: Any = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+
+    def own_name(name: str) -> str:
+        if name in state:
+            return name
+        return str(rename_source_key(name, renamings, [], model.base_model_prefix, state)[0])
+
+    return own_name
 
 
 def _experts(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from graftlm.core.config import EngineConfig
@@ -21,7 +21,9 @@ from graftlm.core.model.weights import read_weights
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.codes.expert_codes import codes_of
 from graftlm.kernels.quantised_weight import VALUES
+from graftlm.testing.random_vision import random_picture, random_vision_model, save_vision_model
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
+from tests.vision import question, reference, written
 
 Tensors = dict[str, torch.Tensor]
 Written = tuple[Tensors, torch.Tensor]
@@ -397,3 +399,29 @@ def test_what_no_reader_knows_is_refused_with_the_layer(tmp_path: Path) -> None:
         load_model(tmp_path, EngineConfig(device="cpu"))
     with pytest.raises(ConfigError, match="quantised already"):
         load_model(tmp_path, EngineConfig(device="cpu", quantization="fp8"))
+
+
+def test_a_vision_model_with_names_of_older_versions(tmp_path: Path) -> None:
+    """Its decoder is quantised, its encoder is not; files name layers `model.layers`, models `model.language_model`."""
+    folder = save_vision_model("qwen2_5_vl", tmp_path / "model")
+    model, processor = random_vision_model("qwen2_5_vl")
+    own = model.state_dict()
+    tensors: Tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        inner = name.replace("model.layers.", "model.language_model.layers.")
+        if inner == name or tensor.dim() < 2:
+            tensors[name] = tensor
+            continue
+        parts, values = w4a16(tensor)
+        tensors |= {name.removesuffix("weight") + part: value.contiguous() for part, value in parts.items()}
+        own[inner].copy_(values)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    described = json.loads((folder / "config.json").read_text())
+    form = scheme(num_bits=4, type="int", symmetric=True, strategy="group", group_size=GROUP)
+    described["quantization_config"] = {**form, "format": "pack-quantized", "ignore": ["re:.*visual.*", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(described))
+    prompts = [question("What is it?", random_picture(seed)) for seed in range(2)]
+    expected = [reference(model, processor, prompt) for prompt in prompts]
+    with Runtime(folder, dtype="float32", device="cpu") as runtime:
+        done = runtime.generate(prompts, max_tokens=8, temperature=0)
+        assert [(written(one.token_ids), one.usage.prompt_tokens) for one in done] == expected
