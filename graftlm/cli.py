@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.kernels.jit import python_process
@@ -67,7 +68,7 @@ def print_json(value: Any) -> None:
 
 def print_table(table: Table) -> None:
     """Print in the width of the terminal; in 120 columns, which every table fits, if there is none."""
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=None if sys.stdout.isatty() else 120, markup=False).print(table)
 
 
 def _failed(comparisons: list[Comparison]) -> int:
@@ -279,7 +280,7 @@ def serve(
     try:
         from graftlm.adapters.server import ServerSettings, process
     except ImportError as error:
-        raise ConfigError(f"graftlm serve needs {error.name}; install graftlm[serve]") from error
+        raise ConfigError(f"graftlm serve needs {error.name}; run: pip install 'graftlm[serve]'") from error
 
     settings = ServerSettings(
         host=host,
@@ -494,5 +495,6 @@ def main() -> None:
 
 
 def _fail(kind: str, message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"[red]{kind}:[/red] ", message, sep="", markup=True, highlight=False)
+    told = Text.assemble((f"{kind}:", "red"), " ", message)  # text in brackets is no markup
+    Console(stderr=True, soft_wrap=True).print(told, highlight=False)
     raise SystemExit(1) from None

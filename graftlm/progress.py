@@ -26,7 +26,7 @@ class Waiting:
 
     def __init__(self, doing: str) -> None:
         self.is_shown = sys.stderr.isatty()
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), _Seconds())
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), _Seconds())
         self._bars = Bars(*columns, console=Console(stderr=True), transient=True, disable=not self.is_shown)
         self._bars.add_task(doing)
 
@@ -50,7 +50,12 @@ class Progress:
     @contextmanager
     def watch(self, pipeline: str, engine: str, doing: str) -> Iterator[Callable[[int], None]]:
         """Show one step. Yields a function that takes the number of calls so far."""
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+        )
         with Bars(*columns, _Seconds(), console=Console(stderr=True), disable=self._quiet) as bars:
             is_round = doing.startswith("round")
             total = self._num_calls.get((pipeline, engine)) if is_round else None

@@ -175,3 +175,15 @@ def test_a_schema_that_is_not_utf8_used_to_end_in_a_traceback(tmp_path: Path) ->
     assert "is not UTF-8: byte 0xe9 at offset 11" in str(done.exception)
     schema.write_bytes(b"\xef\xbb\xbf" + b'{"enum": ["e"]}')
     assert "kept by fsm" in CliRunner().invoke(cli.app, ["grammar", "explain", str(schema)]).output
+
+
+def test_an_error_keeps_its_text_in_brackets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise ConfigError("pip install 'graftlm[images]', not [/red]")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == "ConfigError: pip install 'graftlm[images]', not [/red]\n"
