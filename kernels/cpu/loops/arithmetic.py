@@ -67,14 +67,21 @@ def is_first(typingctx: Any, address: Any, turn: Any) -> tuple[Any, Callable[...
     return types.boolean(types.int64, types.int64), generate
 
 
+_YIELD = ("llvm.aarch64.hint", [ir.Constant(ir.IntType(32), 1)])
+_HINTS = {"x86_64": ("llvm.x86.sse2.pause", []), "aarch64": _YIELD, "arm64": _YIELD}
+"""The intrinsic of a spin loop, by machine. No inline assembly: LLVM parses that of its own machine alone."""
+
+
 @intrinsic
 def _pause(typingctx: Any) -> tuple[Any, Callable[..., Any]]:
     """Emit the processor's hint for a spin loop."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         machine = llvm.get_process_triple().partition("-")[0]
-        code = {"x86_64": "pause", "aarch64": "yield", "arm64": "yield"}.get(machine, "")
-        builder.asm(ir.FunctionType(ir.VoidType(), []), code, "~{memory}", [], True)
+        name, hint = _HINTS.get(machine, ("", []))
+        if name:
+            kind = ir.FunctionType(ir.VoidType(), [each.type for each in hint])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), hint)
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -122,7 +129,7 @@ def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
 def allocate(typingctx: Any, num_bytes: Any) -> tuple[Any, Callable[..., Any]]:
     """Allocate memory by the C library, so that machine code needs no numba runtime. See `release`.
 
-    The address passes through empty inline assembly: LLVM knows the result of malloc, and would assume that pointers
+    The address is written and read atomically: LLVM knows the result of malloc, and would assume that pointers
     computed from integer sums do not alias it.
     """
 
@@ -131,7 +138,9 @@ def allocate(typingctx: Any, num_bytes: Any) -> tuple[Any, Callable[..., Any]]:
         function = cgutils.get_or_insert_function(builder.module, kind, "malloc")
         word = ir.IntType(64)
         address = builder.ptrtoint(builder.call(function, arguments), word)
-        return builder.asm(ir.FunctionType(word, [word]), "", "=r,0", [address], True)
+        place = cgutils.alloca_once(builder, word)
+        builder.store_atomic(address, place, "monotonic", 8)
+        return builder.load_atomic(place, "monotonic", 8)
 
     return types.int64(types.int64), generate
 
