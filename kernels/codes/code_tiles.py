@@ -496,8 +496,8 @@ def block_sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMA
 def two_block_sums(shared, at, steps, TEAM: gl.constexpr, SHAPE: gl.constexpr, FORMAT: gl.constexpr):
     """Return a team's sums of two blocks' 64 outputs over `steps` stages from number `at` on. -> two float32 [64, rows]
 
-    For up to 16 rows and powers as scales. A warp reads all rows for its 16 outputs of a block, which takes half of
-    shared memory's rate: here it reads them once for both blocks.
+    For up to 16 rows and powers as scales. A warp reads all rows for its 16 outputs of a block, half of its reads of
+    shared memory by count of instructions: here it reads them once for both blocks.
     """
     xs, ws, ss, ready, free = shared
     STAGES: gl.constexpr = ready.shape[0]

@@ -262,7 +262,7 @@ def _suits_two(blocks_of: int, num_experts: int, routing: torch.Tensor, num_sms:
     used = num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
 
     def most(places: int) -> int:
-        return math.ceil(used * triton.cdiv(blocks_of, places) / num_sms) * places
+        return math.ceil(used * -(-blocks_of // places) / num_sms) * places
 
     return most(2 * _TWO_BLOCKS.teams) <= most(LAYOUT[16].teams)
 
