@@ -136,6 +136,9 @@ def load(runtime: Runtime) -> None:
     preparing.start()
     runtime.load()
     preparing.join()
+    with suppress(GraftError):  # a template may refuse the message
+        if runtime.base_url is None:  # after the load: no two threads may import transformers at once
+            runtime.tokenizer.render([{"role": "user", "content": "a"}])
     gc.collect()
     gc.freeze()
 
@@ -144,7 +147,6 @@ def _prepare(runtime: Runtime) -> None:
     with suppress(GraftError):  # the load raises the error as well
         if runtime.base_url is None:
             prepare_llguidance(runtime.tokenizer)
-            runtime.tokenizer.render([{"role": "user", "content": "a"}])  # imports transformers, if the load did not
 
 
 def listen(host: str, port: int) -> socket.socket:
