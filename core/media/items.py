@@ -20,7 +20,7 @@ Kind = Literal["image", "video"]
 
 
 class Form(NamedTuple):
-    """What the text of a picture depends on: its sides in pixels, and the options of its own, None for those of all."""
+    """The facts that decide a picture's text: its sides in pixels, and options of its own, None for the runtime's."""
 
     width: int
     height: int
