@@ -59,6 +59,11 @@ PATTERNS = st.recursive(ATOMS, _compound, max_leaves=6)
 TEXTS = st.lists(st.text(ALPHABET, max_size=6), min_size=10, max_size=20)
 
 
+def _re_decides(pattern: str, text: str) -> bool:
+    """Whether `re` decides in a moment: it tries all ways to divide the text among counts that lie in each other."""
+    return len(re.findall(r"\)[*+?{]", pattern)) ** len(text) <= 100_000
+
+
 @settings(max_examples=150)
 @given(PATTERNS, TEXTS, st.data())
 def test_a_pattern_matches_the_texts_that_fullmatch_matches(
@@ -67,7 +72,7 @@ def test_a_pattern_matches_the_texts_that_fullmatch_matches(
     dfa = Dfa.compile(parse(pattern))
     member = data.draw(st.from_regex(pattern, fullmatch=True))
     for text in [*texts, member, member + "a", member[:-1]]:
-        if not any(0xD800 <= ord(c) < 0xE000 for c in text):
+        if _re_decides(pattern, text) and not any(0xD800 <= ord(c) < 0xE000 for c in text):
             assert dfa.matches(text.encode()) == (re.fullmatch(pattern, text) is not None), (pattern, text)
 
 
