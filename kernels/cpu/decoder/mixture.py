@@ -134,6 +134,9 @@ class ExpertsSpace:
 class ExpertsRecord:
     """The arguments of one mixture.
 
+    With a router, the choice of experts has memory of its own, not that of `space`: a thread that was not running while
+    the others ran this mixture and the next one still finds the number of tasks in it.
+
     router  None where the choice lies in `space.experts` and `space.weights` [num_rows, top_k]
     top_k   experts of a token, shared ones included
     shared_gate  as SharedExperts.gate
@@ -159,8 +162,10 @@ class ExpertsRecord:
         record.depth, record.down_depth = panels.depth, panels.down_depth
         record.up_bytes, record.down_bytes = panels.up[0].nbytes, panels.down[0].nbytes
         record.gelu = panels.activation == "gelu_tanh"
-        for name in ("logits", "experts", "weights", "sorted", "hidden", "parts"):
+        for name in ("logits", "weights", "sorted", "hidden", "parts"):
             setattr(record, name, getattr(space, name).data_ptr())
+        self.experts = space.experts if router is None else torch.empty_like(space.experts)
+        record.experts = self.experts.data_ptr()
         for name in ("gate", "up", "down"):
             setattr(record, name, getattr(panels, name).data_ptr())
         if router is not None:

@@ -7,7 +7,15 @@ import torch
 
 from graftlm.core.fusion.expert_routers import chosen
 from graftlm.kernels.activation import Activation, gate_by_torch
-from graftlm.kernels.cpu.decoder.mixture import CompiledExperts, ExpertPanels, SharedExperts
+from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
+from graftlm.kernels.cpu.decoder.mixture import (
+    CompiledExperts,
+    ExpertPanels,
+    ExpertsRecord,
+    ExpertsSpace,
+    SharedExperts,
+)
+from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.gpu.mixture.router import Router
 
 EXPERTS, GATE, HIDDEN, TOP_K = 6, 40, 72, 3
@@ -89,3 +97,20 @@ def test_shared_experts_are_added_to_those_chosen(gated: bool) -> None:
     found = CompiledExperts(panels, made, gate).routed(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(panels.unpack(), (gate_up, down), strict=True))
+
+
+def test_a_thread_that_comes_late_finds_the_choice_of_its_layer() -> None:
+    """It found the choice of the next layer, took tasks that were none, and waited for them for ever."""
+    panels, made = ExpertPanels.of(*weights(torch.float32), "silu"), router(torch.float32)
+    space, inputs = ExpertsSpace([(panels, TOP_K)], 4), torch.randn(2, 4, panels.depth)
+    inputs[:, :, HIDDEN:] = 0
+    out = torch.empty(4, HIDDEN)
+    layers = [ExpertsRecord(panels, made, TOP_K, space) for _ in inputs]
+    for layer, x in zip(layers, inputs, strict=True):
+        call = layer.record
+        call.num_rows, call.x, call.x_row = 4, x.data_ptr(), panels.depth
+        call.out, call.add = out.data_ptr(), 0
+        Loop(call, loop_address("experts", ElementFormat.of(torch.float32))).run(single_thread=True)
+    for layer, x in zip(layers, inputs, strict=True):
+        experts, _ = chosen(made, x[:, :HIDDEN])
+        assert torch.equal(layer.experts.view(4, TOP_K).sort().values, experts.sort().values)
