@@ -7,6 +7,7 @@ permuted, norms hold w + 1, and defaults of a configuration are not in the metad
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,8 @@ _NORMS_AROUND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+_PLACE = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+
 UNUSED = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 """Tensors that are part of the configuration."""
 
@@ -66,12 +69,13 @@ class Family:
 
     def module(self, tensor: str) -> str | None:
         """Return the name in transformers of a tensor ("blk.3.attn_q.weight"); None if it has no place."""
-        stem, _, suffix = tensor.rpartition(".")
-        if not stem.startswith("blk."):
-            found = _STACK.get(stem)
+        place = _PLACE.fullmatch(tensor)
+        if place is None:
+            return None
+        layer, leaf, suffix = place.groups()
+        found = (_LAYER | self.names if layer is not None else _STACK).get(leaf)
+        if layer is None:
             return f"{found}.{suffix}" if found is not None else None
-        _, layer, leaf = stem.split(".", 2)
-        found = (_LAYER | self.names).get(leaf)
         return f"model.layers.{layer}.{found}.{suffix}" if found is not None else None
 
 
@@ -94,12 +98,25 @@ def configuration(file: GgufFile) -> Config:
     family = family_of(file)
     try:
         config = _common(file) | {"model_type": family.model_type}
-        return config | family.extend(file, config)
+        config |= family.extend(file, config)
+        _check_rotation(file, config)
+        return config
     except KeyError as error:
         raise ModelError(
             f"{str(file.paths[0])!r} has no metadata {error.args[0]!r}, which {file.architecture!r} needs; convert the "
             "model again with a current llama.cpp"
         ) from error
+
+
+def _check_rotation(file: GgufFile, config: Config) -> None:
+    """Raise ModelError if a part of a head rotates that transformers' model would rotate whole."""
+    rotated = file.get("rope.dimension_count") or config["head_dim"]
+    if "partial_rotary_factor" not in config and rotated != config["head_dim"]:
+        raise ModelError(
+            f"{str(file.paths[0])!r} rotates {rotated} of {config['head_dim']} values of a head "
+            f"('{file.architecture}.rope.dimension_count'), which is not supported for {file.architecture!r}; use the "
+            "model's Hugging Face files"
+        )
 
 
 def _needed(file: GgufFile, key: str) -> Any:
@@ -116,6 +133,11 @@ def _needed(file: GgufFile, key: str) -> Any:
 def _common(file: GgufFile) -> Config:
     heads, hidden = _needed(file, "attention.head_count"), _needed(file, "embedding_length")
     has = file.tensors.__contains__
+    if not has("token_embd.weight"):
+        raise ModelError(
+            f"{str(file.paths[0])!r} has no tensor 'token_embd.weight', which every model has; it is incomplete: "
+            "download it again"
+        )
     key = "attention.layer_norm_rms_epsilon"
     config: Config = {
         "max_position_embeddings": _needed(file, "context_length"),
@@ -126,7 +148,7 @@ def _common(file: GgufFile) -> Config:
         if file.get("attention.head_count_kv")
         else heads,
         "head_dim": file.get("attention.key_length") or hidden // heads,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0] if has("token_embd.weight") else 0,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": not has("output.weight"),
         "attention_bias": has("blk.0.attn_q.bias"),
         "mlp_bias": has("blk.0.ffn_up.bias"),
@@ -165,21 +187,40 @@ def rope(file: GgufFile) -> Config:
     original = file.get("rope.scaling.original_context_length")
     factors = file.floats("rope_freqs.weight")
     if factors is not None:
+        _check_factors(file, factors)
         return plain | _by_factors(file, factors, theta)
     if kind == "linear" or (kind is None and factor):
         return plain | ({"rope_type": "linear", "factor": float(factor)} if factor else {})
+    if kind == "yarn" and (not factor or not original):
+        raise ModelError(
+            f"{str(file.paths[0])!r} scales its rotary embedding by 'yarn' with the factor {factor!r} over a context "
+            f"of {original!r}, which lacks a number; convert the model again with a current llama.cpp"
+        )
     if kind == "yarn":
         scaled = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(original)}
         for name in ("beta_fast", "beta_slow"):
             if file.get(f"rope.scaling.yarn_{name}") is not None:
                 scaled[name] = float(file.get(f"rope.scaling.yarn_{name}"))
-        times = file.get("rope.scaling.attn_factor")
-        if times:  # beside the factor that follows from the scaling
+        whole, times = file.get("rope.scaling.yarn_attn_factor"), file.get("rope.scaling.attn_factor")
+        if whole:
+            scaled["attention_factor"] = float(whole)
+        elif times:  # beside the factor that follows from the scaling
             scaled["attention_factor"] = float(times) * (1 + 0.1 * math.log(float(factor)))
         return plain | scaled
     if kind not in (None, "none", "longrope"):
         raise ModelError(f"{str(file.paths[0])!r} scales its rotary embedding by {kind!r}, which is not supported")
     return plain
+
+
+def _check_factors(file: GgufFile, factors: npt.NDArray[np.float32]) -> None:
+    """Raise ModelError for factors that are not one positive number for each pair of values of a head."""
+    rotated = file.get("rope.dimension_count") or file.get("attention.key_length")
+    expected = rotated or _needed(file, "embedding_length") // _needed(file, "attention.head_count")
+    if factors.shape != (expected // 2,) or not (np.isfinite(factors) & (factors > 0)).all():
+        raise ModelError(
+            f"the factors of the rotary embedding in {str(file.paths[0])!r} are {factors[:4].tolist()} ... "
+            f"{list(factors.shape)}, expected {expected // 2} numbers above 0; it is damaged: download it again"
+        )
 
 
 def _by_factors(file: GgufFile, factors: npt.NDArray[np.float32], theta: float) -> Config:
@@ -264,6 +305,8 @@ def _phi3(file: GgufFile, config: Config) -> Config:
     }
     long, short = file.floats("rope_factors_long.weight"), file.floats("rope_factors_short.weight")
     if long is not None and short is not None:
+        _check_factors(file, long)
+        _check_factors(file, short)
         original = int(file.get("rope.scaling.original_context_length", config["max_position_embeddings"]))
         found["original_max_position_embeddings"] = original
         found["rope_parameters"] |= {

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from graftlm.core.errors import ModelError
-from graftlm.core.model.gguf.families import configuration
+from graftlm.core.model.gguf.families import configuration, family_of
+from graftlm.core.model.gguf.metadata_check import check_metadata
 from graftlm.core.model.gguf.reader import MAGIC, GgufFile, all_parts, read_gguf
 from graftlm.core.model.gguf.vocabulary import tokenizer_files
 from graftlm.kernels import disk_cache
@@ -26,6 +27,9 @@ LIST = "gguf.json"
 """The file of the folder that names the GGUF files; a folder is complete when it has this file."""
 
 OLLAMA = "ollama:"
+
+_BESIDE = ("mmproj", "imatrix")
+"""Words in the names of files beside a model: projectors of images, importance matrices."""
 
 _KEPT = 32
 """The number of descriptions that the cache keeps."""
@@ -40,10 +44,11 @@ def find_gguf(model: str) -> Path | None:
         return _ollama_blob(model)
     path = Path(model).expanduser()
     if path.is_file():
-        return path if path.suffix == ".gguf" or _begins_as_gguf(path) else None
+        return path if path.suffix.lower() == ".gguf" or _begins_as_gguf(path) else None
     if not path.is_dir() or _has_weights(path):
         return None
-    found = [file for file in sorted(path.glob("*.gguf")) if not file.name.startswith("mmproj")]
+    found = [file for file in sorted(path.iterdir()) if file.suffix.lower() == ".gguf" and file.is_file()]
+    found = [file for file in found if not any(word in file.name.lower() for word in _BESIDE)]
     models = {all_parts(file)[0] for file in found}
     if len(models) > 1:
         names = ", ".join(sorted(repr(file.name) for file in models))
@@ -65,6 +70,8 @@ def description_files(file: GgufFile) -> dict[str, Any]:
 
     Raises ModelError for an unknown architecture or tokenizer, and for metadata that is missing or of a wrong kind.
     """
+    family_of(file)
+    check_metadata(file)
     try:
         return {"config.json": configuration(file), **tokenizer_files(file)}
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -119,7 +126,7 @@ def _trim(cache: Path) -> None:
 def _code() -> str:
     """Return a digest of the code that writes descriptions."""
     digest = hashlib.blake2b(digest_size=8)
-    for name in ("folder.py", "families.py", "vocabulary.py", "reader.py"):
+    for name in ("folder.py", "families.py", "metadata_check.py", "vocabulary.py", "reader.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()
 

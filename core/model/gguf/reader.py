@@ -48,6 +48,13 @@ BLOCK_TYPES = {
 }  # fmt: skip
 """The types of tensors by their numbers in a file."""
 
+_UNREAD = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 31: "Q4_0_4_4",
+    32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 40: "NVFP4", 41: "Q1_0",
+    42: "Q2_0",
+}  # fmt: skip
+"""Names of llama.cpp's other types, for messages."""
+
 
 class TensorInfo(NamedTuple):
     """A tensor in a file. `shape` has the outputs first and the inputs last."""
@@ -79,8 +86,10 @@ class GgufFile:
     def floats(self, name: str) -> npt.NDArray[np.float32] | None:
         """Return a small tensor of float32; None if the file has none of this name."""
         info = self.tensors.get(name)
-        if info is None or info.kind.name != "F32":
+        if info is None:
             return None
+        if info.kind.name != "F32":
+            raise ModelError(f"{name!r} in {str(info.path)!r} is {info.kind.name}, expected F32; {_AGAIN}")
         return np.fromfile(info.path, np.float32, info.num_bytes // 4, offset=info.offset)
 
 
@@ -119,6 +128,12 @@ def _read(paths: tuple[Path, ...], _versions: Sequence[tuple[int, int]]) -> Gguf
     for path in paths:
         found = _Header(path).read()
         metadata = found[0] | metadata  # the first file has the model's
+        twice = next((name for name in found[1] if name in tensors), None)
+        if twice is not None:
+            raise ModelError(
+                f"{twice!r} is in {str(tensors[twice].path)!r} and in {str(path)!r}: they are parts of different "
+                f"models; {_AGAIN}"
+            )
         tensors |= found[1]
     expected = metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
@@ -126,9 +141,36 @@ def _read(paths: tuple[Path, ...], _versions: Sequence[tuple[int, int]]) -> Gguf
             f"the files of {str(paths[0])!r} have {len(tensors)} tensors, expected {expected}: they are parts of "
             f"different models; {_AGAIN}"
         )
-    if "general.architecture" not in metadata:
-        raise ModelError(f"{str(paths[0])!r} names no architecture: it holds no model; give the model's own file")
+    _check_model(paths, metadata)
     return GgufFile(paths, metadata, tensors)
+
+
+_OTHER_FILES = {
+    "adapter": "a LoRA adapter: merge it into its model (llama-export-lora of llama.cpp), and give the merged file",
+    "mmproj": "the projector of a vision model: give the file of its language model",
+    "clip": "the projector of a vision model: give the file of its language model",
+    "imatrix": "the importance matrix of a quantization: give the file of the model",
+    "controlvector": "a control vector: give the file of the model",
+}
+"""Values of general.type and general.architecture for files that hold no model."""
+
+
+def _check_model(paths: tuple[Path, ...], metadata: dict[str, Any]) -> None:
+    """Raise ModelError for a file that holds no model, or a part of one under another name."""
+    name = str(paths[0])
+    kind = "adapter" if "adapter.type" in metadata else metadata.get("general.type", "model")
+    other = _OTHER_FILES.get(str(kind)) or _OTHER_FILES.get(str(metadata.get("general.architecture")))
+    if other is not None:
+        raise ModelError(f"{name!r} is no model but {other}")
+    count = metadata.get("split.count", 1)
+    if len(paths) == 1 and count not in (0, 1):
+        number = metadata.get("split.no", 0)
+        raise ModelError(
+            f"{name!r} is a part (split.no {number!r}) of a model in {count!r} files, whose names must end in "
+            "'-00001-of-0000N.gguf': rename them, or merge them with llama-gguf-split of llama.cpp"
+        )
+    if "general.architecture" not in metadata:
+        raise ModelError(f"{name!r} names no architecture: it holds no model; give the model's own file")
 
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -171,15 +213,22 @@ class _Header:
         metadata: dict[str, Any] = {}
         for _ in range(num_entries):
             key = self._string()
+            if key in metadata:
+                raise ModelError(f"{str(self._path)!r} has the metadata {key!r} twice: it is damaged; {_AGAIN}")
             metadata[key] = self._value(self._number("I"))
         entries = [self._entry() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1:
+        if type(alignment) is not int or alignment < 1 or alignment & alignment - 1:
             raise ModelError(
-                f"{str(self._path)!r} aligns its tensors to {alignment!r} bytes, which is damaged; {_AGAIN}"
+                f"{str(self._path)!r} aligns its tensors to {alignment!r} bytes, expected a power of two: it is "
+                f"damaged; {_AGAIN}"
             )
         start = end = -(-self._at // alignment) * alignment
-        tensors = {entry[0]: self._info(*entry, start) for entry in entries}
+        tensors: dict[str, TensorInfo] = {}
+        for entry in entries:
+            if entry[0] in tensors:
+                raise ModelError(f"{str(self._path)!r} has the tensor {entry[0]!r} twice: it is damaged; {_AGAIN}")
+            tensors[entry[0]] = self._info(*entry, start)
         for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
             expected = -(-end // alignment) * alignment
             if tensor.offset != expected:
@@ -230,7 +279,8 @@ class _Header:
     def _info(self, name: str, shape: tuple[int, ...], number: int, offset: int, start: int) -> TensorInfo:
         kind = BLOCK_TYPES.get(number)
         if kind is None or not shape or shape[-1] % kind.size:
-            stored = f"type {number}" if kind is None else f"blocks of {kind.size} ({kind.name})"
+            named = f"{_UNREAD[number]} (type {number})" if number in _UNREAD else f"type {number}"
+            stored = named if kind is None else f"blocks of {kind.size} ({kind.name})"
             raise ModelError(
                 f"{name!r} {list(shape)} in {str(self._path)!r} is stored as {stored}, which cannot be read; use a "
                 "file in Q4_K_M, Q8_0 or another type that docs/quantised.md lists"

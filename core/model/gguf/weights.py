@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from graftlm.core.model.quantised.held import HeldWeights
 from graftlm.kernels.quantised_weight import QuantisedWeight
 
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_APART = re.compile(rf"(?:{'|'.join(UNUSED)})\.weight|blk\.\d+\.(?:{'|'.join(_EXPERTS)})\.(?:weight|bias)")
+"""Tensors that are part of the configuration, and experts, which are merged."""
 
 
 def read_model(
@@ -76,15 +79,11 @@ def matrices(file: GgufFile) -> dict[str, bool]:
 def _placed(file: GgufFile, family: Family) -> Iterator[tuple[TensorInfo, str]]:
     """Yield the tensors of a file that are one tensor of the model, with their names in transformers."""
     for tensor, info in file.tensors.items():
-        leaf = tensor.rpartition(".")[0]
-        if leaf in UNUSED or leaf.endswith(_EXPERTS):
+        if _APART.fullmatch(tensor):
             continue
         name = family.module(tensor)
         if name is None:
-            raise ModelError(
-                f"{_path(file)} has a tensor {tensor!r} {list(info.shape)}, for which {file.architecture!r} has no "
-                "place here; use the model's Hugging Face files"
-            )
+            raise _without_place(file, info)
         yield info, name.removesuffix(".weight") if name.endswith(".sinks.weight") else name
 
 
@@ -92,13 +91,48 @@ def _check(file: GgufFile, expected: dict[str, tuple[int, ...]], tied: set[str])
     """Raise ModelError for a tensor of another shape than the model's."""
     for info, name in _placed(file, family_of(file)):
         shape = expected.get(name)
-        if shape is None and name.removesuffix(".bias") != name and name not in tied:
-            raise ModelError(f"{_path(file)} has a bias {info.name!r}, which a {file.architecture!r} model has not")
+        if shape is None and name not in tied:
+            raise _without_place(file, info)
         if shape is not None and shape != info.shape and (1, *info.shape) != shape:
-            raise ModelError(
-                f"{info.name!r} in {_path(file)} is {list(info.shape)}, expected {list(shape)} by the file's metadata; "
-                "it is damaged or of another architecture: download it again"
-            )
+            raise _misshapen(file, info, shape)
+    for layer in range(int(file.get("block_count"))):
+        _check_experts(file, layer, expected)
+
+
+def _check_experts(file: GgufFile, layer: int, expected: dict[str, tuple[int, ...]]) -> None:
+    """Raise ModelError for experts of a layer that are not all there, or of another shape than the model's."""
+    infos = {leaf: file.tensors.get(f"blk.{layer}.{leaf}.weight") for leaf in _EXPERTS}
+    given = [info for info in infos.values() if info is not None]
+    if not given:
+        return
+    whole = expected.get(f"model.layers.{layer}.mlp.experts.down_proj")
+    if whole is None:
+        raise _without_place(file, given[0])
+    missing = next((leaf for leaf, info in infos.items() if info is None), None)
+    if missing is not None:
+        raise ModelError(
+            f"{_path(file)} has no tensor 'blk.{layer}.{missing}.weight', but {given[0].name!r}; it is incomplete: "
+            "download it again"
+        )
+    num_experts, hidden, inner = whole if file.architecture != "gpt-oss" else (whole[0], whole[2], whole[1])
+    for info in given:
+        shape = (num_experts, hidden, inner) if "down" in info.name else (num_experts, inner, hidden)
+        if info.shape != shape:
+            raise _misshapen(file, info, shape)
+
+
+def _without_place(file: GgufFile, info: TensorInfo) -> ModelError:
+    return ModelError(
+        f"{_path(file)} has a tensor {info.name!r} {list(info.shape)}, for which {file.architecture!r} has no place "
+        "here; use the model's Hugging Face files"
+    )
+
+
+def _misshapen(file: GgufFile, info: TensorInfo, shape: tuple[int, ...]) -> ModelError:
+    return ModelError(
+        f"{info.name!r} in {_path(file)} is {list(info.shape)}, expected {list(shape)} by the file's metadata; it is "
+        "damaged or of another architecture: download it again"
+    )
 
 
 def _path(file: GgufFile) -> str:

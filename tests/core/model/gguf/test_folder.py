@@ -47,11 +47,32 @@ def test_a_changed_file_has_another_description(file: Path) -> None:
 
 
 def test_a_folder_with_several_models_asks_for_one(file: Path) -> None:
-    (file.parent / "mmproj-tiny.gguf").write_bytes(b"GGUF")  # a projector of images, no model
+    for name in ("mmproj-tiny.gguf", "tiny.mmproj-f16.gguf", "imatrix_tiny.gguf"):  # no models
+        (file.parent / name).write_bytes(b"GGUF")
     assert find_gguf(str(file.parent)) == file
     (file.parent / "other.gguf").write_bytes(file.read_bytes())
     with pytest.raises(ModelError, match="has 2 models: 'other.gguf', 'tiny.gguf'; give the path of one"):
         resolve(file.parent)
+
+
+def test_a_folder_s_file_may_end_in_capitals(file: Path) -> None:
+    renamed = file.rename(file.with_suffix(".GGUF"))
+    assert resolve(file.parent) == resolve(renamed)
+
+
+@pytest.mark.parametrize("twice", ["tensor", "metadata"])
+def test_what_a_file_has_twice_is_named(file: Path, twice: str) -> None:
+    whole = file.read_bytes()
+    tensor = whole.replace(b"blk.1.attn_q", b"blk.0.attn_q")
+    file.write_bytes(tensor if twice == "tensor" else _with_key_twice(whole))
+    with pytest.raises(ModelError, match=r"has the (tensor|metadata) '(blk.0.attn_q.weight|llama.x)' twice"):
+        resolve(file)
+
+
+def _with_key_twice(whole: bytes) -> bytes:
+    entry = struct.pack("<Q", 7) + b"llama.x" + struct.pack("<II", 4, 1)
+    (count,) = struct.unpack_from("<Q", whole, 16)
+    return whole[:16] + struct.pack("<Q", count + 2) + entry * 2 + whole[24:]
 
 
 def test_a_missing_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
@@ -125,8 +146,20 @@ def test_a_damaged_type_of_a_tensor_is_told_by_the_place_of_the_next(file: Path)
         ({"tokenizer.ggml.pre": "strange"}, "splits texts by the rule 'strange', .* pass tokenizer="),
         ({"tokenizer.ggml.model": "rwkv"}, "has a tokenizer of kind 'rwkv'; byte-level BPE"),
         ({"general.architecture": None}, "names no architecture"),
-        ({"general.alignment": 0}, "aligns its tensors to 0 bytes, which is damaged"),  # was a ZeroDivisionError
-        ({"llama.context_length": "long", "llama.rope.freq_base": "x"}, "lacks a value, or has one of a wrong kind"),
+        ({"general.alignment": 0}, "aligns its tensors to 0 bytes, expected a power of two"),  # was a ZeroDivisionError
+        ({"llama.context_length": "long"}, "has 'long' as metadata 'llama.context_length', expected a whole number"),
+        ({"llama.context_length": 0}, "'llama.context_length', expected a whole number from 1 on"),  # was read
+        ({"llama.rope.freq_base": float("nan")}, "has nan as metadata 'llama.rope.freq_base', expected a number above"),
+        ({"llama.rope.scaling.type": "yarn"}, "by 'yarn' with the factor None over a context of None"),
+        ({"llama.rope.dimension_count": 8}, "rotates 8 of 16 values of a head"),  # rotated all
+        ({"llama.block_count": 1}, "has tensors of 2 layers, expected 1 by 'llama.block_count'"),  # dropped a layer
+        ({"llama.block_count": 1 << 30}, "expected 1,073,741,824 by"),  # described them all
+        ({"llama.pooling_type": 3}, "is a model for embeddings or scores"),
+        ({"general.type": "adapter"}, "is no model but a LoRA adapter: merge it into its model"),
+        ({"split.count": 2}, r"is a part \(split.no 0\) of a model in 2 files, whose names must end in"),
+        ({"tokenizer.ggml.token_type": [1] * 3}, "tokens and 3 values in 'tokenizer.ggml.token_type', expected one"),
+        ({"tokenizer.ggml.eos_token_id": 9999}, "has 9999 as metadata 'tokenizer.ggml.eos_token_id', expected the id"),
+        ({"tokenizer.chat_template": 3}, "has 3 as metadata 'tokenizer.chat_template', expected a text"),
     ],
 )
 def test_metadata_that_is_not_understood_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

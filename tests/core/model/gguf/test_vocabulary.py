@@ -14,7 +14,7 @@ from graftlm.core.model.description import resolve
 from graftlm.core.model.gguf.vocabulary import merges_of
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.gguf_files import metadata_of, tensors_of, write_gguf
-from tests.models import tiny_model
+from tests.models import VOCAB_SIZE, tiny_model
 
 WORDS = ["▁the", "▁th", "▁t", "he", "th", "▁a", "▁an", "an", "and", "▁and", "nd", "▁▁"]
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", *"abcdehnt", *WORDS, "<end_of_turn>"]
@@ -23,7 +23,8 @@ SCORES = [0.0] * 259 + [-1000.0] * 9 + [-float(i) for i in range(len(WORDS))] + 
 
 
 def tokenizer_of(tmp_path: Path, architecture: str = "llama", **changed: Any) -> Tokenizer:
-    model = tiny_model(architecture, tie_word_embeddings=architecture == "gemma")
+    tied = architecture == "gemma"
+    model = tiny_model(architecture, tie_word_embeddings=tied, vocab_size=max(VOCAB_SIZE, len(PIECES)))
     metadata = metadata_of(model, architecture) | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}
     metadata = {key: value for key, value in metadata.items() if value is not None}
     path = write_gguf(tmp_path / f"{len(list(tmp_path.iterdir()))}.gguf", metadata, tensors_of(model, architecture))

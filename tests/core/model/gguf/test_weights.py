@@ -185,6 +185,35 @@ def test_tensors_that_are_missing_unknown_or_of_another_shape_are_named(tmp_path
         load(tensors | {"blk.1.ffn_down.weight": (down[0][:, :32], "F32")})
     with pytest.raises(ModelError, match=r"'blk.0.ssm_a.weight' \[64\], for which 'llama' has no place"):
         load(tensors | {"blk.1.ffn_down.weight": down, "blk.0.ssm_a.weight": (np.ones(64, np.float32), "F32")})
+    tensors["blk.1.ffn_down.weight"] = down
+    for name in ("blk.x.attn_q.weight", "blk.0.attn_q.scale", "blk.1.attn_q.bias", "output.bias", "blk.0", ""):
+        with pytest.raises(ModelError, match=rf"has a tensor '{name}' \[2\], for which 'llama' has no place"):
+            load(tensors | {name: (np.ones(2, np.float32), "F32")})
+    with pytest.raises(ModelError, match="has no tensor 'token_embd.weight', which every model has"):
+        load({name: tensor for name, tensor in tensors.items() if name != "token_embd.weight"})
+    with pytest.raises(ModelError, match=r"'token_embd.weight' \[100, 64\] with a row for 100"):
+        load(tensors | {"token_embd.weight": (np.ones((100, 64), np.float32), "F32")})
+    for factors in (np.ones(3, np.float32), np.zeros(8, np.float32)):
+        with pytest.raises(ModelError, match=r"factors of the rotary embedding in .* expected 8 numbers above 0"):
+            load(tensors | {"rope_freqs.weight": (factors, "F32")})
+    with pytest.raises(ModelError, match=r"has no tensors: it holds a vocabulary"):
+        load({})
+
+
+def test_experts_that_are_missing_or_of_another_shape_are_named(tmp_path: Path) -> None:
+    kind, overrides, extra = FAMILIES["qwen3moe"]
+    model = tiny_model(kind, **overrides)
+    own = {f"qwen3moe.{key.replace('__', '.')}": value for key, value in extra.items()}
+    meta, tensors = metadata_of(model, "qwen3moe") | own, tensors_of(model, "qwen3moe")
+    name = "blk.1.ffn_up_exps.weight"
+
+    def load(changed: dict[str, Any]) -> None:
+        read_weights(resolve(write_gguf(tmp_path / "m.gguf", meta, changed)), CPU, torch.device("cpu"))
+
+    with pytest.raises(ModelError, match=rf"has no tensor '{name}', but 'blk.1.ffn_gate_exps.weight'"):
+        load({key: tensor for key, tensor in tensors.items() if key != name})
+    with pytest.raises(ModelError, match=rf"'{name}' in .* is \[2, 32, 64\], expected \[4, 32, 64\]"):
+        load(tensors | {name: (tensors[name][0][:2], "F32")})
 
 
 def test_a_quantised_file_is_not_quantised_again(tmp_path: Path) -> None:
@@ -232,12 +261,26 @@ def test_llama_3_scales_its_rotations_by_factors_in_the_file(tmp_path: Path) -> 
                 "attention_factor": 0.5 * (1 + 0.1 * math.log(4)),
             },
         ),
+        (
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__original_context_length": 32,
+                "rope__scaling__yarn_attn_factor": 1.25,
+            },
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.25,
+            },
+        ),
     ],
 )
 def test_rotations_are_scaled_as_the_metadata_says(
     written: dict[str, Any], expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Also by a key of old files, which was read as no scaling."""
+    """Also by keys of old files and of new ones, which were read as no scaling."""
     model = tiny_model("llama", rope_parameters={"rope_theta": 10_000.0, **expected})
     read: Any = read_weights(resolve(tiny_gguf(tmp_path / "tiny.gguf", model, **written)), CPU, torch.device("cpu"))
     own: Any = model
