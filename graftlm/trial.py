@@ -68,13 +68,15 @@ def execution_of(model: str, *, device: str = "auto", trust_remote_code: bool = 
     Raises ModelError if its configuration cannot be read, or no small model can be built from it.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     from graftlm.core.config import EngineConfig
     from graftlm.core.model.description import model_config
     from graftlm.core.model.load import load_model
+    from graftlm.core.model.transformers_lock import building_model, importing_transformers
     from graftlm.testing.byte_tokenizer import byte_tokenizer
 
+    with importing_transformers():
+        from transformers import AutoModelForCausalLM
     options = EngineConfig(device=device, trust_remote_code=trust_remote_code)
     config = model_config(model, options)
     dtype = getattr(config, "dtype", None) or torch.float32
@@ -82,7 +84,8 @@ def execution_of(model: str, *, device: str = "auto", trust_remote_code: bool = 
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            small = AutoModelForCausalLM.from_config(small_config(config), dtype=dtype).eval()
+            with building_model():
+                small = AutoModelForCausalLM.from_config(small_config(config), dtype=dtype).eval()
         except Exception as error:
             why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise ModelError(

@@ -45,11 +45,15 @@ class Replica:
     async def load(self) -> dict[str, str]:
         """Load the model; return the facts that must be equal on all replicas, and this one's location."""
         import torch
-        import transformers
 
         import graftlm
 
         await asyncio.to_thread(self.runtime.load)
+        from graftlm.core.model.transformers_lock import importing_transformers
+
+        with importing_transformers():
+            import transformers
+
         versions = f"graftlm {graftlm.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
         pid = str(os.getpid())
         node = f"{platform.node()} (process {pid})"

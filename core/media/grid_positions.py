@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graftlm.core.model.transformers_lock import importing_transformers
 from graftlm.core.prompt_input import PromptInput, Span
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ class GridPositions:
     def _rope_index(self) -> Callable[..., Any] | None:
         """Return the model's own function of positions, on a model without weights."""
         from torch import nn
-        from transformers import MODEL_MAPPING
 
-        cls: Any = MODEL_MAPPING.get(type(self._config), None)
+        with importing_transformers():
+            from transformers import MODEL_MAPPING
+
+            cls: Any = MODEL_MAPPING.get(type(self._config), None)
         if cls is None or not hasattr(cls, "get_rope_index"):
             return None
         model: Any = cls.__new__(cls)

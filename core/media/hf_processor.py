@@ -19,6 +19,7 @@ from graftlm.core.media.items import Form, Kind, is_bytes, spread
 from graftlm.core.media.picture_options import PictureOptions
 from graftlm.core.media.pixels import LARGE_PIXELS, import_pillow, pixels_of
 from graftlm.core.media.uncopied import without_copies
+from graftlm.core.model.transformers_lock import importing_transformers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,15 +59,16 @@ class Processed(NamedTuple):
 def load_hf_processor(source: str, *, trust_remote_code: bool = False) -> Any:
     """Load the processor beside a model. Raises ModelError with the reason and the remedy."""
     try:
-        from transformers import AutoProcessor
-
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": only_local(source)}
-        try:
-            processor = AutoProcessor.from_pretrained(source, **options)
-        except ImportError as error:
-            if "torchvision" not in str(error).lower():
-                raise
-            processor = _without_videos(source, options)
+        with importing_transformers():
+            from transformers import AutoProcessor
+
+            try:
+                processor = AutoProcessor.from_pretrained(source, **options)
+            except ImportError as error:
+                if "torchvision" not in str(error).lower():
+                    raise
+                processor = _without_videos(source, options)
     except Exception as error:  # odd files raise any error in transformers
         raise ModelError(f"its processor cannot be loaded: {_remedy(error) or why_not(source, error)}") from error
     if not hasattr(processor, "image_processor"):
@@ -353,7 +355,7 @@ def _levels(image_processor: Any) -> Any:
     from PIL import Image as Pillow
 
     sides = np.arange(16 * 16).reshape(16, 16), np.random.default_rng(0).integers(0, 256, (60, 80, 3))
-    table = torch.zeros(3, 256)
+    table = torch.zeros(3, 256, dtype=torch.float32)
     for number, pixels in enumerate(sides):
         colors = np.broadcast_to(pixels[..., None], (16, 16, 3)) if pixels.ndim == 2 else pixels
         picture = Pillow.fromarray(colors.astype(np.uint8))

@@ -15,6 +15,7 @@ from graftlm.core.media.grid_positions import GridPositions
 from graftlm.core.media.item_pool import Part
 from graftlm.core.media.items import Kind, MediaItem, MediaText, place
 from graftlm.core.media.media_items import MediaItems
+from graftlm.core.model.transformers_lock import importing_transformers
 from graftlm.core.prompt_input import BothWays, Layout, PromptInput, Span
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ def reads_pictures(config: Any) -> bool:
     """Return True if transformers has a class for this configuration that reads pictures and writes text."""
     if getattr(config, "vision_config", None) is None:
         return False
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    with importing_transformers():
+        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
 def both_ways(config: Any) -> BothWays:

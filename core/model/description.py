@@ -17,6 +17,7 @@ from graftlm.core.hub import complete_folder, near_names, only_local, unreachabl
 from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.gguf.folder import description_folder, find_gguf
 from graftlm.core.model.known_models import find
+from graftlm.core.model.transformers_lock import importing_transformers
 from graftlm.core.tensor_parallel.ranks import HEAD_PARTS
 from graftlm.core.text.tokenizer import Tokenizer, ends_of
 
@@ -86,13 +87,15 @@ def model_config(model: Any, config: EngineConfig) -> Any:
     """Return the Hugging Face configuration of a model name, folder or loaded model, without reading weights."""
     if isinstance(model, nn.Module):
         return model.config
-    from transformers import AutoConfig
-
     source = resolve(model, revision=config.revision)
+    local = only_local(source)
     try:
-        return AutoConfig.from_pretrained(
-            source, trust_remote_code=config.trust_remote_code, local_files_only=only_local(source)
-        )
+        with importing_transformers():
+            from transformers import AutoConfig
+
+            return AutoConfig.from_pretrained(
+                source, trust_remote_code=config.trust_remote_code, local_files_only=local
+            )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"no configuration could be read from {source!r}: {why_not(source, error)}") from error
 

@@ -24,6 +24,7 @@ from graftlm.core.execution.layer_replay import LayerRecord, LayerRecorder, Laye
 from graftlm.core.execution.packed_attention import attention_by
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PagedRunner
 from graftlm.core.fusion.layer_parts import decoder_stacks
+from graftlm.core.model.transformers_lock import importing_transformers
 from graftlm.core.state_layers.state_layers import serial_kind
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
 from graftlm.kernels.cpu.attention.backend import attend
@@ -267,7 +268,8 @@ def starts_afresh_when_stretched(model: nn.Module) -> bool:
 
     Phi-3 and its relatives do, in a method of their own; other models keep the keys of the earlier frequencies.
     """
-    from transformers import GenerationMixin
+    with importing_transformers():
+        from transformers import GenerationMixin
 
     method = getattr(type(model), "prepare_inputs_for_generation", None)
     own = method is not None and method is not GenerationMixin.prepare_inputs_for_generation

@@ -30,6 +30,7 @@ from graftlm.core.model.quantised.format_check import (
 )
 from graftlm.core.model.quantised.rounded_model import round_model, scheme_of
 from graftlm.core.model.quantised.rounding import SCHEMES
+from graftlm.core.model.transformers_lock import building_model, importing_transformers
 from graftlm.kernels.codes.tiled_weight import runs_on
 from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
 
@@ -94,7 +95,8 @@ def _torchao(name: str) -> Any:
 
 
 def _transformers(name: str) -> Any:
-    return getattr(import_module("transformers"), name)
+    with importing_transformers():
+        return getattr(import_module("transformers"), name)
 
 
 _QUANTIZATIONS: dict[str, Callable[[], Any]] = {
@@ -155,9 +157,12 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
             progress_bars(shown=not config.quiet and sys.stderr.isatty()),
             read_once(converted_files(source, options["dtype"]) if kept_plain else ()),
         ):
-            read: Any = _class_of(model_config(source, config)).from_pretrained(
-                source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
-            )
+            hf_config = model_config(source, config)
+            model_class = _class_of(hf_config)
+            with building_model():
+                read: Any = model_class.from_pretrained(
+                    source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
+                )
     except Exception as error:
         if method is not None:
             raise ModelError(
@@ -284,8 +289,9 @@ def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Mo
         dtype = torch.float32 if (device.type, chosen, dtype) == ("cpu", "auto", torch.float16) else dtype
         if dtype is None:
             return None
-        with torch.device("meta"):
-            described: nn.Module = _class_of(hf_config).from_config(
+        model_class = _class_of(hf_config)
+        with building_model(), torch.device("meta"):
+            described: nn.Module = model_class.from_config(
                 hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code
             )
     except Exception:  # reading the weights reports the error
@@ -296,7 +302,8 @@ def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Mo
 @contextmanager
 def progress_bars(*, shown: bool) -> Iterator[None]:
     """Switch off transformers' progress bars unless `shown`, and restore the setting afterwards."""
-    from transformers.utils import logging
+    with importing_transformers():
+        from transformers.utils import logging
 
     hidden = not shown and logging.is_progress_bar_enabled()
     if hidden:

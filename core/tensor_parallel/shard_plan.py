@@ -15,6 +15,7 @@ import torch
 
 from graftlm.core.errors import ConfigError
 from graftlm.core.loaded_model import text_config
+from graftlm.core.model.transformers_lock import building_model, importing_transformers
 
 Cut = Literal["whole", "columns", "rows", "first"]
 """whole    every rank has the whole tensor
@@ -112,17 +113,19 @@ class ShardPlan:
     @classmethod
     def of(cls, name: str, hf_config: Any, size: int) -> ShardPlan:
         """Cut a model by the plan of its configuration. Raises ConfigError, which names what cannot be cut."""
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+        with importing_transformers():
+            from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-        if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+            model_class: Any = known.get(type(hf_config), None)
+        if model_class is None:
             raise ConfigError(
                 f"tensor_parallel is {size}, but {name} ({hf_config.model_type}) is no decoder of text alone; use "
                 "tensor_parallel=1"
             )
         styles = _styles(name, hf_config)
         shard_config = _narrowed(name, hf_config, styles, size)
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
-        with torch.device("meta"):
+        with building_model(), torch.device("meta"):
             whole, shard = model_class(hf_config), model_class(shard_config)
         parameters = dict(shard.named_parameters())
         pieces: dict[str, Piece] = {}

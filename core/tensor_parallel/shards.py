@@ -16,6 +16,7 @@ from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.hub import why_not
 from graftlm.core.model.description import model_config
 from graftlm.core.model.quantised.format_check import METHODS, check_format
+from graftlm.core.model.transformers_lock import building_model, importing_transformers
 from graftlm.core.model.weights import choose_dtype, progress_bars, read_quantised, snapshot
 from graftlm.core.tensor_parallel.ranks import HEAD_PARTS, Ranks, add_sum
 from graftlm.core.tensor_parallel.shard_plan import ShardPart, ShardPlan
@@ -23,8 +24,6 @@ from graftlm.core.tensor_parallel.shard_plan import ShardPart, ShardPlan
 
 def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
     """Read the shard of a rank. Raises ModelError if the files cannot be read or lack weights."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     hf_config = model_config(source, config)
     plan = ShardPlan.of(source, hf_config, ranks.size)
     part = ShardPart(plan, ranks.rank)
@@ -37,10 +36,13 @@ def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
     if method is not None:
         raise ConfigError(f"tensor_parallel is {ranks.size}, which {method!r} does not support; use tensor_parallel=1")
     dtype = _dtype(hf_config, config, ranks.device)
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    with importing_transformers():
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
+
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
         state = dict(_pieces(snapshot(source), part, dtype))
-        with progress_bars(shown=not config.quiet and sys.stderr.isatty()):
+        with progress_bars(shown=not config.quiet and sys.stderr.isatty()), building_model():
             read: Any = model_class.from_pretrained(
                 None, config=plan.hf_config, state_dict=state, dtype=dtype, output_loading_info=True
             )
@@ -54,8 +56,6 @@ def read_shard(source: str, config: EngineConfig, ranks: Ranks) -> nn.Module:
         )
     model.config.name_or_path = source
     with suppress(OSError):
-        from transformers import GenerationConfig
-
         model.generation_config = GenerationConfig.from_pretrained(source)
     add_sums(model, plan, ranks)
     cut_head(model, ranks)

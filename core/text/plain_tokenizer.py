@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from graftlm.core.hub import only_local
 from graftlm.core.model.embedded import sprout_folder
+from graftlm.core.model.transformers_lock import importing_transformers
 from graftlm.kernels import disk_cache
 
 _FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.jinja", "vocab*", "merges*", "*config.json")
@@ -122,9 +123,11 @@ class PlainTokenizer:
     @cached_property
     def complete(self) -> Any:
         """The tokenizer as transformers loads it, with this one's chat template."""
-        from transformers import AutoTokenizer
+        local = only_local(self._path)
+        with importing_transformers():
+            from transformers import AutoTokenizer
 
-        complete: Any = AutoTokenizer.from_pretrained(self._path, local_files_only=only_local(self._path))
+            complete: Any = AutoTokenizer.from_pretrained(self._path, local_files_only=local)
         complete.chat_template = self.chat_template
         return complete
 
@@ -160,13 +163,20 @@ class PlainTokenizer:
         template = options.pop("chat_template", None) or self.chat_template
         if options.pop("tokenize", True) or not template:
             return self.complete.apply_chat_template(messages, **options)
-        from transformers.utils import chat_template_utils
-
         if not messages:
             raise ValueError("Cannot apply chat template to an empty conversation. Provide at least one message.")
-        render: Any = chat_template_utils.render_jinja_template
+        render = _renderer()
         (text,), _ = render(conversations=[messages], chat_template=template, **self._known.special_tokens, **options)
         return text
+
+
+@cache
+def _renderer() -> Any:
+    """Return transformers' function; later calls wait for no lock."""
+    with importing_transformers():
+        from transformers.utils import chat_template_utils
+
+    return chat_template_utils.render_jinja_template
 
 
 def _same(plain: PlainTokenizer, hf: Any) -> bool:

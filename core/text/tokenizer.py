@@ -16,6 +16,7 @@ from graftlm.core.chat.messages import Message, to_messages, to_template_dicts
 from graftlm.core.chat.thinking import ThoughtPlace
 from graftlm.core.errors import ConfigError, GraftError, ModelError, RequestTooLong, failure_of, shortened
 from graftlm.core.hub import only_local, why_not
+from graftlm.core.model.transformers_lock import importing_transformers
 from graftlm.core.text import render_limit
 from graftlm.core.text.batch_encoder import BLOCK_CHARS, LONG_CHARS, BatchEncoder
 from graftlm.core.text.detokenizer import Detokenizer
@@ -96,11 +97,12 @@ class Tokenizer:
             if known.token_bytes is not None:
                 loaded.token_bytes, loaded.exact_bytes = known.token_bytes
             return loaded
-        from transformers import AutoTokenizer, GenerationConfig
-
         local = only_local(path)
         try:
-            hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=local)
+            with importing_transformers():
+                from transformers import AutoTokenizer, GenerationConfig
+
+                hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=local)
         except Exception as error:  # odd files raise any error in transformers
             raise ModelError(f"no tokenizer could be loaded from {path!r}: {why_not(path, error)}") from error
         try:

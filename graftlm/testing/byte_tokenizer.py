@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from graftlm.core.model.transformers_lock import importing_transformers
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -38,8 +40,8 @@ def byte_tokenizer(*, merges: Sequence[tuple[str, str]] = (), add_bos: bool = Fa
 
     The end of a turn and of the text is "<|im_end|>". The chat template is ChatML with tools.
     """
-    from transformers import PreTrainedTokenizerFast
-
+    with importing_transformers():
+        from transformers import PreTrainedTokenizerFast
     vocab = {character: byte for byte, character in enumerate(_byte_alphabet())}
     first_merge = len(vocab) + len(SPECIALS)
     vocab |= {name: 256 + i for i, name in enumerate(SPECIALS)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graftlm.core.model.transformers_lock import building_model, importing_transformers
 from graftlm.testing.byte_tokenizer import BOS, EOS, IM_END, PAD, SPECIALS
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def random_model(kind: str = "llama", seed: int = 0, **config: Any) -> PreTraine
 
     Equal arguments give equal weights. They are wide enough that greedy decoding meets no ties.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    with importing_transformers():
+        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    with building_model(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         described = AutoConfig.for_model(kind, **{**TINY, **config})

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from graftlm.core.model.transformers_lock import importing_transformers
+
 END = 256
 """The token that ends an answer."""
 
@@ -77,7 +79,8 @@ def save_vision_model(family: str, folder: str | os.PathLike[str]) -> Path:
 
 
 def _transformers() -> Any:
-    return importlib.import_module("transformers")
+    with importing_transformers():
+        return importlib.import_module("transformers")
 
 
 def _random(model: Any) -> Any:
@@ -87,9 +90,9 @@ def _random(model: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.12)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * 0.12)
             elif parameter.dim() == 1 and "norm" not in name.lower() and "ln" not in name.lower():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * 0.02)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = END, END + 1
     model.generation_config.bos_token_id = None
     return model.eval()
@@ -98,8 +101,9 @@ def _random(model: Any) -> Any:
 def byte_tokenizer(names: dict[str, str], *more: str, image: str, video: str = _VIDEO) -> Any:
     """Return a tokenizer of bytes. names: its special tokens by attribute; image, video: what the template writes"""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
+    with importing_transformers():
+        from transformers import PreTrainedTokenizerFast
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from graftlm.core.errors import ConfigError, ModelError, RequestTooLong
 from graftlm.core.hub import why_not
+from graftlm.core.model.transformers_lock import building_model, importing_transformers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,8 +38,6 @@ class EmbeddingModel:
 
     def __init__(self, path: str, *, device: str = "cpu") -> None:
         """Load a local folder, or NAME=FOLDER. Raises ModelError for one that is of neither kind."""
-        import transformers
-
         name, equals, named = path.partition("=")
         path = named if equals and not Path(path).is_dir() else path
         folder = Path(path)
@@ -51,11 +50,14 @@ class EmbeddingModel:
         classes = config.get("architectures") or [""]
         self.is_cross_encoder = classes[0].endswith("ForSequenceClassification")
         self.pooling, self.normalizes = ("", False) if self.is_cross_encoder else _modules(folder)
-        kind: Any = transformers.AutoModelForSequenceClassification if self.is_cross_encoder else transformers.AutoModel
+        with importing_transformers():
+            from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+        kind: Any = AutoModelForSequenceClassification if self.is_cross_encoder else AutoModel
+        tokenizers: Any = AutoTokenizer
         try:
-            tokenizers: Any = transformers.AutoTokenizer
-            self._tokenizer = tokenizers.from_pretrained(path, local_files_only=True)
-            self._model = kind.from_pretrained(path, local_files_only=True).to(device).eval()
+            with building_model(), importing_transformers():
+                self._tokenizer = tokenizers.from_pretrained(path, local_files_only=True)
+                self._model = kind.from_pretrained(path, local_files_only=True).to(device).eval()
         except Exception as error:  # odd files raise any error in transformers
             raise ModelError(f"no embedding model could be loaded from {path!r}: {why_not(path, error)}") from error
         if self.is_cross_encoder and config.get("num_labels", len(config.get("id2label", [0]))) != 1:

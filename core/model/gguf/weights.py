@@ -16,6 +16,7 @@ from graftlm.core.model.gguf.blocks import is_quantised, quantised, raw_bytes, v
 from graftlm.core.model.gguf.families import UNUSED, Family, family_of
 from graftlm.core.model.gguf.reader import GgufFile, TensorInfo
 from graftlm.core.model.quantised.held import HeldWeights
+from graftlm.core.model.transformers_lock import building_model, importing_transformers
 from graftlm.kernels.quantised_weight import QuantisedWeight
 
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
@@ -32,10 +33,11 @@ def read_model(
     widened    keep no codes
     Raises ModelError for tensors that are missing, unknown or of another shape than the model's.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    with importing_transformers():
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
-    with torch.device("meta"):
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    with building_model(), torch.device("meta"):
         described = model_class(hf_config)
     expected = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
     tied = {"lm_head.weight"} if hf_config.tie_word_embeddings else set()
@@ -48,7 +50,8 @@ def read_model(
             f"{_path(file)} lacks {len(missing)} tensors of a {file.architecture!r} model, {missing[0]!r} first; it is "
             "incomplete: download it again"
         )
-    model: Any = model_class.from_pretrained(None, config=hf_config, state_dict=state, dtype=dtype)
+    with building_model():
+        model: Any = model_class.from_pretrained(None, config=hf_config, state_dict=state, dtype=dtype)
     model.config.name_or_path = str(file.paths[0])
     held.put(model, tied=bool(tied))
     loaded: nn.Module = model

@@ -20,6 +20,7 @@ from graftlm.core.model.quantised.format_check import check_unexpected
 from graftlm.core.model.quantised.formats import Unread, mxfp4, read_layer, unreadable
 from graftlm.core.model.quantised.held import HeldWeights
 from graftlm.core.model.quantised.merged_experts import MergedExperts
+from graftlm.core.model.transformers_lock import building_model, importing_transformers
 from graftlm.kernels.quantised_weight import QuantisedWeight
 
 if TYPE_CHECKING:
@@ -55,23 +56,26 @@ def read_checkpoint(
     part  that is read of a model over several processes
     Raises ModelError for tensors that are missing, or that belong to no supported format.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
     sees = reads_pictures(hf_config)
-    model_class: Any = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees else MODEL_FOR_CAUSAL_LM_MAPPING)[type(hf_config)]
+    with importing_transformers():
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+        mapping: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees else MODEL_FOR_CAUSAL_LM_MAPPING
+        model_class: Any = mapping[type(hf_config)]
     if hasattr(hf_config, "quantization_config"):
         del hf_config.quantization_config
     own_config = hf_config if part is None else part.hf_config
     if hasattr(own_config, "quantization_config"):
         del own_config.quantization_config
-    with torch.device("meta"):
+    with building_model(), torch.device("meta"):
         described = model_class(hf_config)
     shapes = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
     held = HeldWeights(None if widened else described, device, dtype)
     state = dict(_state(source, folder, quantization, shapes, held, dtype, part, _own_names(described)))
-    read: Any = model_class.from_pretrained(
-        None, config=own_config, state_dict=state, dtype=dtype, output_loading_info=True
-    )
+    with building_model():
+        read: Any = model_class.from_pretrained(
+            None, config=own_config, state_dict=state, dtype=dtype, output_loading_info=True
+        )
     model, report = read
     check_unexpected(source, report["unexpected_keys"], None)
     missing = sorted(report["missing_keys"])

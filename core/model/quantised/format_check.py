@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from graftlm.core.errors import ModelError
+from graftlm.core.model.transformers_lock import importing_transformers
 
 METHODS = frozenset({"compressed-tensors", "fp8", "awq", "gptq", "bitsandbytes", "torchao", "mxfp4", "modelopt"})
 """The quantization methods that checkpoint.py reads."""
@@ -121,7 +122,8 @@ def _loads_in_bits(described: Mapping[str, Any]) -> bool:
 
 def _methods() -> set[str]:
     """Return the methods that can be read, here or by transformers, which asks for their packages."""
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    with importing_transformers():
+        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     return {*AUTO_QUANTIZATION_CONFIG_MAPPING, *METHODS}
 

@@ -17,6 +17,7 @@ from torch import nn
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.model.quantised.held import HeldWeights
 from graftlm.core.model.quantised.rounding import GROUP, SCHEMES, Scheme, rounded, scheme_problem
+from graftlm.core.model.transformers_lock import building_model, importing_transformers
 from graftlm.kernels.quantised_weight import QuantisedWeight
 
 CHECKED_TOKENS = 1024
@@ -101,13 +102,16 @@ def write_rounded(source: str, out: Path, scheme: Scheme, *, check: bool, device
     folder exists.
     """
     from huggingface_hub import save_torch_state_dict
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with importing_transformers():
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{str(out)!r} exists and is not empty; name another folder")
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        with building_model():
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+            tokenizer: Any = AutoTokenizer.from_pretrained(source)
     except Exception as error:
         raise ModelError(f"{source!r} cannot be read: {type(error).__name__}: {str(error)[:300]}") from error
     if getattr(model.config, "quantization_config", None) is not None:
