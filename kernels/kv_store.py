@@ -322,4 +322,4 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = x.float()
     scale = (wide.abs().amax(-1) / INT8_LARGEST).clamp_min(INT8_LEAST_SCALE)
     whole = wide / scale[..., None]
-    return (whole + torch.copysign(torch.tensor(0.5), whole)).to(torch.int8), scale
+    return (whole + torch.copysign(torch.tensor(0.5, dtype=torch.float32), whole)).to(torch.int8), scale

@@ -209,7 +209,7 @@ class _Check:
     def inputs(self, num_rows: int) -> torch.Tensor:
         """Return random rows [num_rows, k]."""
         weight = self.weight
-        x = torch.randn(num_rows, weight.shape[1], device=weight.device).to(weight.dtype)
+        x = torch.randn(num_rows, weight.shape[1], device=weight.device, dtype=torch.float32).to(weight.dtype)
         return exact_rows(x) if isinstance(weight, TiledWeight) and weight.in_fp8 else x
 
     def run(self, kernel: LinearKernel, probes: Sequence[int]) -> Run | None:

@@ -40,7 +40,8 @@ class Norm(NamedTuple):
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not weight.is_floating_point():
             return None
-        x = torch.tensor(_PROBED)[:, None] * torch.randn(len(_PROBED), len(weight))
+        scales = torch.tensor(_PROBED, dtype=torch.float32)[:, None]
+        x = scales * torch.randn(len(_PROBED), len(weight), dtype=torch.float32)
         x = x.to(weight.device, weight.dtype)
         try:
             with torch.no_grad():

@@ -39,7 +39,9 @@ class QuantisedLinear(nn.Linear):
         """Move the weight to the device to which `fn` moves tensors; its dtypes are those of its format."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if isinstance(self.quantised, QuantisedWeight):
-            self.quantised = self.quantised.to(fn(torch.empty(0, device=self.quantised.device)).device)
+            self.quantised = self.quantised.to(
+                fn(torch.empty(0, device=self.quantised.device, dtype=torch.float32)).device
+            )
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, torch.Tensor], prefix: str, *_: object) -> None:

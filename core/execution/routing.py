@@ -241,7 +241,9 @@ def _unexplained(recorded: Routing, route: Route) -> float:
     wrong = _other(route(recorded.x), theirs)
     if bool(wrong.any()):
         generator = torch.Generator(recorded.x.device).manual_seed(0)
-        noise = torch.randn(_COPIES, *recorded.x.shape, generator=generator, device=recorded.x.device)
+        noise = torch.randn(
+            _COPIES, *recorded.x.shape, generator=generator, device=recorded.x.device, dtype=torch.float32
+        )
         copies = (recorded.x * (1 + _NOISE * noise)).to(recorded.x.dtype)
         experts, weights = (x.view(_COPIES, *recorded.experts.shape) for x in route(copies.flatten(0, 1)))
         wrong &= torch.stack([_other(found, theirs) for found in zip(experts, weights, strict=True)]).all(0)

@@ -182,7 +182,7 @@ class SerialRunner:
                 if num_logits:
                     wanted.append(logits[-num_logits:])
         if not wanted:
-            return torch.empty(0, self.loaded.vocab_size, device=self.loaded.device)
+            return torch.empty(0, self.loaded.vocab_size, device=self.loaded.device, dtype=torch.float32)
         return torch.cat(wanted)
 
     def _run(self, state: LaneState, stop: int, first_logit: int) -> torch.Tensor:

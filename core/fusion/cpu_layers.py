@@ -254,7 +254,7 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
         return linear(x.reshape(num_rows, -1)).view(*x.shape[:-1], -1)
 
     def same() -> bool:
-        probe = torch.randn(1, max(_PROBED), head.in_features).to(dtype)
+        probe = torch.randn(1, max(_PROBED), head.in_features, dtype=torch.float32).to(dtype)
         return all(allclose(original(probe[:, :n]), forward(probe[:, :n]), TOLERANCE[dtype]) for n in _PROBED)
 
     if fusions.passes(same):

@@ -144,7 +144,7 @@ def _seen(block: nn.Module, experts: Any, like: torch.Tensor) -> tuple[Routing, 
         calls.append((hidden, (*args, *options.values()), out.clone()))
         return out
 
-    x = torch.randn(_PROBED, like.shape[2]).to(like.dtype)
+    x = torch.randn(_PROBED, like.shape[2], dtype=torch.float32).to(like.dtype)
     before = vars(experts).get("forward")
     experts.forward = listen
     try:

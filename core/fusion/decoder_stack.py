@@ -112,6 +112,6 @@ def _scale_of(embedding: Any) -> float | None:
     if not isinstance(embedding, nn.Embedding) or not isinstance(scale, torch.Tensor | float | int):
         return None
     ids = torch.arange(min(8, embedding.num_embeddings))
-    rounded = torch.as_tensor(scale).to(embedding.weight.dtype)
+    rounded = torch.as_tensor(scale, dtype=embedding.weight.dtype)
     same = torch.equal(embedding(ids), embedding.weight[ids] * rounded)
     return float(rounded) if same else None

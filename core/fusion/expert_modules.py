@@ -83,7 +83,7 @@ def _gate_of(module: nn.Module, weight: torch.Tensor, *, gated: bool) -> Gate | 
     own = getattr(module, "_apply_gate", None) if gated else getattr(module, "act_fn", None)
     if own is None:
         own = _plain_gate(module)
-    both = _SCALE * torch.randn(4, min(weight.shape[1], 256), device=weight.device)
+    both = _SCALE * torch.randn(4, min(weight.shape[1], 256), device=weight.device, dtype=torch.float32)
     try:
         expected = own(both)
     except Exception:  # its arguments differ

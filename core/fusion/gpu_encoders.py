@@ -47,8 +47,8 @@ def _patch_rotary(source: Any, like: torch.Tensor, fusions: Fusions, agree: AllC
     patch = EncoderRotaryPatch.of(source, rotate_all) if source is not None else None
     if patch is None:
         return
-    q, k = (torch.randn(3, 4, 16, device=like.device).to(like.dtype) for _ in range(2))
-    cos, sin = torch.randn(2, 3, 16, device=like.device)
+    q, k = (torch.randn(3, 4, 16, device=like.device, dtype=torch.float32).to(like.dtype) for _ in range(2))
+    cos, sin = torch.randn(2, 3, 16, device=like.device, dtype=torch.float32)
     try:
         pairs = zip(patch.original(q, k, cos, sin), patch.fused(q, k, cos, sin), strict=True)
         same = all(agree(a, b) for a, b in pairs)
@@ -71,7 +71,9 @@ def _embed_by_matmul(conv: nn.Conv2d | nn.Conv3d, fusions: Fusions, agree: AllCl
         made = linear(x.flatten(1), conv.weight.flatten(1), conv.bias)
         return made.view(*made.shape, *(1 for _ in size))
 
-    probe = torch.randn(3, conv.in_channels, *size, device=conv.weight.device).to(conv.weight.dtype)
+    probe = torch.randn(3, conv.in_channels, *size, device=conv.weight.device, dtype=torch.float32).to(
+        conv.weight.dtype
+    )
     _replace(conv, forward, probe, fusions, agree)
 
 
@@ -87,7 +89,7 @@ def _align_mlp(mlp: nn.Module, fusions: Fusions, agree: AllClose) -> None:
     if width * gate.weight.element_size() % 16 == 0 or up.out_features != width or down.in_features != width:
         return
     aligned = AlignedMlp(gate, up, down, kind)
-    probe = torch.randn(5, gate.in_features, device=gate.weight.device).to(gate.weight.dtype)
+    probe = torch.randn(5, gate.in_features, device=gate.weight.device, dtype=torch.float32).to(gate.weight.dtype)
     if _replace(mlp, aligned, probe, fusions, agree):
         aligned.take(gate, up, down)
         fusions.add(partial(aligned.give_back, gate, up, down), weights=True)

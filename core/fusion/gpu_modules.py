@@ -353,7 +353,7 @@ def _fuse_norm(module: nn.Module, work: _Work) -> bool:
         return whole
 
     weight = next(module.parameters())
-    probe = torch.randn(2, 3, len(weight), device=weight.device).to(weight.dtype)
+    probe = torch.randn(2, 3, len(weight), device=weight.device, dtype=torch.float32).to(weight.dtype)
     if not _replace_forward(module, forward, probe, work):
         return False
     work.found.norms[module] = norm
@@ -404,8 +404,11 @@ def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], mode
         num_heads = getattr(config, "num_attention_heads", None) or 4
         num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
         half = (getattr(config, "head_dim", None) or 16) // 2
-        q, k = (torch.randn(1, n, 3, 2 * half, device=like.device).to(like.dtype) for n in (num_heads, num_kv_heads))
-        angle = torch.randn(1, 3, half, device=like.device)
+        q, k = (
+            torch.randn(1, n, 3, 2 * half, device=like.device, dtype=torch.float32).to(like.dtype)
+            for n in (num_heads, num_kv_heads)
+        )
+        angle = torch.randn(1, 3, half, device=like.device, dtype=torch.float32)
         cos, sin = (torch.cat([f(angle)] * 2, -1).to(like.dtype) for f in (torch.cos, torch.sin))
         old, new = original(q, k, cos, sin), fused(q, k, cos, sin)
     except Exception:  # another signature or kind of rotation, or heads of several sizes: the original stays
@@ -427,7 +430,7 @@ def _replace_forward(
 
 
 def _probe(weight: Weight, num_tokens: int = 3) -> torch.Tensor:
-    return torch.randn(1, num_tokens, weight.shape[1], device=weight.device).to(weight.dtype)
+    return torch.randn(1, num_tokens, weight.shape[1], device=weight.device, dtype=torch.float32).to(weight.dtype)
 
 
 def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:

@@ -58,7 +58,7 @@ def fuse_indexers(model: nn.Module, fusions: Fusions) -> None:
 def _with_mask(own: Any, *args: Any, **options: Any) -> Any:
     """Run attention in a step with a mask in place of None, which its own code would index."""
     if step_at_hand() is not None:
-        options["attention_mask"] = torch.zeros(1, 1, 1, 1)
+        options["attention_mask"] = torch.zeros(1, 1, 1, 1, dtype=torch.float32)
     return own(*args, **options)
 
 
@@ -94,7 +94,7 @@ def _heads_of(module: nn.Module) -> LatentHeads | None:
         values = values.clone()
     by_head = values.view(num_heads, -1, rank)
     found = LatentHeads(by_head[:, :nope], by_head[:, nope:], rope)
-    latent = torch.randn(_PROBED, rank + rope, device=values.device).to(values.dtype)
+    latent = torch.randn(_PROBED, rank + rope, device=values.device, dtype=torch.float32).to(values.dtype)
     try:
         expected = own(latent[None, None, :, :rank], latent[None, None, :, rank:])
     except Exception:  # its arguments differ

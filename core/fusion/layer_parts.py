@@ -34,7 +34,7 @@ def activation_of(function: object) -> Activation | None:
     """Return the activation that `function` computes, judged by its output; None if kernels do not support it."""
     if not callable(function):
         return None
-    x = torch.linspace(-4.0, 4.0, 81)
+    x = torch.linspace(-4.0, 4.0, 81, dtype=torch.float32)
     both = torch.cat([x, torch.ones_like(x)])
     try:
         with torch.no_grad():

@@ -68,7 +68,7 @@ class LayerProbe:
         like      [hidden_size]: its dtype and device are those of the input
         compared  whether the output will be compared; else the attention call alone is wanted
         """
-        hidden = torch.randn(1, num_tokens, like.shape[0], device=like.device).to(like.dtype)
+        hidden = torch.randn(1, num_tokens, like.shape[0], device=like.device, dtype=torch.float32).to(like.dtype)
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
         embeddings = rotations(rotary, hidden, positions, **kind_of(layer, rotary))
         cos, sin = embeddings if isinstance(embeddings, tuple) else (embeddings, embeddings)
@@ -160,7 +160,7 @@ def _shared_kv(layer: nn.Module, hidden: torch.Tensor) -> dict[str, Any]:
         return {"shared_kv_states": {}}
     num_heads = attention.q_proj.out_features // attention.head_dim // attention.num_key_value_groups
     shape = 1, num_heads, hidden.shape[1], attention.head_dim
-    k, v = (torch.randn(shape, device=hidden.device).to(hidden.dtype) for _ in "kv")
+    k, v = (torch.randn(shape, device=hidden.device, dtype=torch.float32).to(hidden.dtype) for _ in "kv")
     return {"shared_kv_states": {attention.layer_type: (k, v)}}
 
 

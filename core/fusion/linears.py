@@ -139,7 +139,7 @@ def _restore(parent: nn.Module, name: str, packed: PackedCodes | PackedRows) -> 
 
 def _multiplies(panels: QuantisedPanels, weight: QuantisedWeight) -> bool:
     """Return True if the loop computes the first outputs of a weight as torch does with its values."""
-    x = torch.randn(3, panels.num_in).to(panels.dtype)
+    x = torch.randn(3, panels.num_in, dtype=torch.float32).to(panels.dtype)
     num_out = min(panels.num_out, _PROBED_OUTPUTS)
     expected = nn.functional.linear(x, weight.dense(slice(0, num_out)))
     ordered = x if panels.order is None else x.index_select(1, panels.order)
@@ -187,7 +187,7 @@ def _pack(linear: nn.Module, fusions: Fusions, *, in_place: bool) -> PackedLinea
 
 
 def _equal(linear: nn.Module, packed: PackedLinear, tolerance: float) -> bool:
-    probe = torch.randn(3, packed.in_features).to(packed.dtype)
+    probe = torch.randn(3, packed.in_features, dtype=torch.float32).to(packed.dtype)
     return allclose(linear(probe), packed(probe), tolerance)
 
 

@@ -232,7 +232,7 @@ def _seen(block: nn.Module, experts: nn.Module, down: torch.Tensor) -> _Seen | N
         calls.append((hidden, (*args, *options.values()), out.clone()))
         return out
 
-    x = torch.randn(_PROBED, down.shape[1], device=down.device).to(down.dtype)
+    x = torch.randn(_PROBED, down.shape[1], device=down.device, dtype=torch.float32).to(down.dtype)
     setattr(experts, "forward", listen)  # noqa: B010
     try:
         out = block(x[None].clone())
@@ -271,8 +271,8 @@ def _agrees(experts: nn.Module, plan: ExpertPlan, seen: _Seen | None, down: torc
     if seen is not None:
         routing, fused = seen.routing, FusedExperts(plan, seen.scale_input)
         return agree(seen.routed, fused(routing.x, routing.experts, routing.weights))
-    x = torch.randn(_PROBED, down.shape[1], device=down.device).to(down.dtype)
-    scores = torch.rand(_PROBED, len(down), device=down.device)
+    x = torch.randn(_PROBED, down.shape[1], device=down.device, dtype=torch.float32).to(down.dtype)
+    scores = torch.rand(_PROBED, len(down), device=down.device, dtype=torch.float32)
     weights, chosen = (scores.to(down.dtype)).topk(min(2, len(down)), -1)
     return agree(experts(x, chosen, weights), FusedExperts(plan)(x, chosen, weights))
 

@@ -94,7 +94,7 @@ def _forward(own: Callable[..., Any], found: dict[str | None, Frequencies], *, o
 def _same(own: Callable[..., Any], table: Callable[..., Any], kind: str | None, frequencies: Frequencies) -> bool:
     """Return True if both outputs are equal in float32."""
     device = frequencies.values.device
-    x = torch.empty(1, len(_PROBED), 1, device=device)
+    x = torch.empty(1, len(_PROBED), 1, device=device, dtype=torch.float32)
     positions = torch.tensor([_PROBED], device=device)
     options = {} if kind is None else {"layer_type": kind}
     try:

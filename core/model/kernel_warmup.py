@@ -101,7 +101,9 @@ def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: 
 
     scales: list[torch.Tensor] = []
     if kv.dtype is FP8:
-        scales = [torch.ones(2, layer.num_kv_heads, device=loaded.device) for layer in loaded.layers]
+        scales = [
+            torch.ones(2, layer.num_kv_heads, device=loaded.device, dtype=torch.float32) for layer in loaded.layers
+        ]
     attention = attention_factory(kv.store(loaded, 1, scales))
     if isinstance(attention, StrictAttention):
         attention.strict = config.strict
@@ -123,7 +125,7 @@ def _launch_draws(loaded: LoadedModel) -> None:
     apply_mask(logits, numbers, numbers[0, :1])
     greedy(logits, torch.zeros(1, dtype=torch.int64, device=loaded.device))
     if loaded.vocab_size <= MAX_COLUMNS:
-        params = torch.ones(1, 3, device=loaded.device)
+        params = torch.ones(1, 3, device=loaded.device, dtype=torch.float32)
         for top_p in (False, True):
             draw_nucleus(logits, params, params[:, :1], top_p=top_p)
 

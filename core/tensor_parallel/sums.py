@@ -214,12 +214,14 @@ class DeviceSums:
     def _test_norm(self, own: Any, rank: int) -> None:
         """Compare the kernel that also norms with its parts. Raises RuntimeError if they differ."""
         generator = torch.Generator(self._device).manual_seed(5)
-        weight = torch.rand(TEST_WIDTH, generator=generator, device=self._device).bfloat16()
+        weight = torch.rand(TEST_WIDTH, generator=generator, device=self._device, dtype=torch.float32).bfloat16()
         norm = Norm(weight, 1e-5)
         for dtype, rows in ((torch.float32, 3), (torch.bfloat16, 70), (torch.bfloat16, 600), (torch.float32, 3)):
             shape = (self._size, 2, rows, TEST_WIDTH)
-            parts = torch.randn(shape, generator=generator, device=self._device).to(dtype)
-            residual = torch.randn(rows, TEST_WIDTH, generator=generator, device=self._device).bfloat16()
+            parts = torch.randn(shape, generator=generator, device=self._device, dtype=torch.float32).to(dtype)
+            residual = torch.randn(
+                rows, TEST_WIDTH, generator=generator, device=self._device, dtype=torch.float32
+            ).bfloat16()
             expected = (residual.float() + parts.float().sum((0, 1))).bfloat16()
             normed = own.add_norm(parts[rank], residual, norm)
             for found, wanted in ((residual, expected), (normed, norm(expected))):

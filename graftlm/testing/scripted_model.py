@@ -52,7 +52,7 @@ class ScriptedModel(nn.Module):
         super().__init__()
         self.script = script
         self.config = types.SimpleNamespace(max_position_embeddings=max_model_len, _name_or_path="scripted")
-        self.weight = nn.Parameter(torch.rand(16))  # gives each scripted model its own fingerprint
+        self.weight = nn.Parameter(torch.rand(16, dtype=torch.float32))  # gives each scripted model its own fingerprint
         self.requests: list[Request] = []
         self.prompts: list[str] = []
         self.batches: list[int] = []
@@ -145,7 +145,7 @@ class ScriptedRunner:
 
     def _logits_elsewhere(self) -> torch.Tensor:
         """Return the logits off the script, float32 [vocab_size], which close JSON values and end the text."""
-        logits = torch.zeros(self.vocab_size)
+        logits = torch.zeros(self.vocab_size, dtype=torch.float32)
         for token_id, text in enumerate(self._texts):
             logits[token_id] = _BLANK if text.isspace() else _CLOSING.get(text, 0.0)
         logits[list(self._tokenizer.eos_token_ids)] = _END

@@ -21,7 +21,7 @@ GROUP = {"int8": 128, "int4": 32}
 """Inputs of a scale."""
 
 _LARGEST_FP8 = 448.0
-_SHARES = torch.linspace(0.62, 1.06, 23).tolist()
+_SHARES = torch.linspace(0.62, 1.06, 23, dtype=torch.float32).tolist()
 """Candidates for the scale of a group of 4-bit codes, of the one that fits its largest weight."""
 _AT_ONCE = 1 << 24
 """Weights that are rounded at once, which bounds the temporary memory."""

@@ -251,7 +251,7 @@ class _LayerPass:
         out_dtype = torch.float32 if merged else q.dtype
         result = Partial(
             torch.empty(num_tokens, num_heads, v.shape[-1], dtype=out_dtype, device=q.device),
-            torch.empty(num_tokens, num_heads, device=q.device),
+            torch.empty(num_tokens, num_heads, device=q.device, dtype=torch.float32),
         )
         singles, stores = metadata.singles, (self.k_store, self.v_store)
         if self.loops is None:
@@ -354,7 +354,10 @@ class _LayerPass:
         index = prefix.index
         if prefix.blocks is not None:
             assert self.loops is not None and self.loops.prefill is not None
-            shared = Partial(torch.empty(*q.shape[:2], self.v_store.shape[2]), torch.empty(q.shape[:2]))
+            shared = Partial(
+                torch.empty(*q.shape[:2], self.v_store.shape[2], dtype=torch.float32),
+                torch.empty(q.shape[:2], dtype=torch.float32),
+            )
             self.loops.prefill.run(q, (self.k_store, self.v_store), prefix.blocks, self.params.scale, *shared)
             if len(index) < len(q):
                 shared = Partial(shared.out.index_select(0, index), shared.lse.index_select(0, index))

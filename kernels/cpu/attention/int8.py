@@ -162,7 +162,7 @@ class Int8Attention(TorchAttention):
             params.scale,
             params.softcap,
             out,
-            torch.empty(q.shape[:2]),
+            torch.empty(q.shape[:2], dtype=torch.float32),
             self.int8.token_scales[layer],
         )
         return out

@@ -158,12 +158,14 @@ class Workspace:
         self.num_rows = num_rows = MAX_QUANTISED_ROWS if quantised else MAX_DECODE_ROWS[dtype]
         mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
         depths = [p.depth for layer in layers for p in layer.all_panels] + [m.panels.depth for m in mixtures]
-        self.inputs = torch.empty(num_rows, max(depths))
+        self.inputs = torch.empty(num_rows, max(depths), dtype=torch.float32)
         chosen = [(m.panels, m.top_k) for m in mixtures if m.router is not None]
         self.experts = ExpertsSpace(chosen, num_rows) if chosen else None
         heads = max(layer.num_qkv_heads * layer.head_dim for layer in layers)
         self.qkv = torch.empty(num_rows * heads, dtype=dtype)
-        self.attended = torch.empty(num_rows * max(layer.num_heads * layer.head_dim for layer in layers))
+        self.attended = torch.empty(
+            num_rows * max(layer.num_heads * layer.head_dim for layer in layers), dtype=torch.float32
+        )
         self.gate = torch.empty(num_rows * max(layer.gate_size for layer in layers), dtype=dtype)
         self.addend = torch.empty(num_rows * max(layer.hidden_size for layer in layers), dtype=dtype)
 

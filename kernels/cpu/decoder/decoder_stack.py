@@ -96,7 +96,7 @@ class DecoderStack:
             by_kind.setdefault(AttentionKind.of(w, of_layer), []).append(index)
         num_heads = max(w.num_heads for w in weights)
         self._x = torch.empty(self.max_rows, hidden_size, dtype=dtype)
-        self._lse, self._prefix_lse = torch.empty(2, self.max_rows, num_heads)
+        self._lse, self._prefix_lse = torch.empty(2, self.max_rows, num_heads, dtype=torch.float32)
         self._prefix_out = torch.empty_like(layers.space.attended)
         self._kinds = [_KindOfLayers(self, kind, np.array(found)) for kind, found in by_kind.items()]
         self._head: Any = MatmulCall.from_buffer_copy(head.call)

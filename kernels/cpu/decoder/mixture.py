@@ -124,11 +124,11 @@ class ExpertsSpace:
         """mixtures: experts, and the number of them that a token has"""
         picks, dtype = num_rows * max(top_k for _, top_k in mixtures), mixtures[0][0].dtype
         panels = [panels for panels, _ in mixtures]
-        self.experts, self.weights = torch.empty(picks, dtype=torch.int64), torch.empty(picks)
-        self.logits = torch.empty(num_rows * (1 + max(p.num_experts for p in panels)))
+        self.experts, self.weights = torch.empty(picks, dtype=torch.int64), torch.empty(picks, dtype=torch.float32)
+        self.logits = torch.empty(num_rows * (1 + max(p.num_experts for p in panels)), dtype=torch.float32)
         self.sorted = torch.empty(picks * max(p.depth for p in panels), dtype=dtype)
         self.hidden = torch.empty(picks * max(p.down_depth for p in panels), dtype=dtype)
-        self.parts = torch.empty(picks * max(p.hidden_size for p in panels))
+        self.parts = torch.empty(picks * max(p.hidden_size for p in panels), dtype=torch.float32)
 
 
 class ExpertsRecord:

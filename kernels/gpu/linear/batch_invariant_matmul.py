@@ -87,7 +87,7 @@ def _few(dtype: torch.dtype) -> ProductTile:
 
 def _tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if both tiles yield equal bits on this card."""
-    x, weight = (torch.randn(n, 4096, device=device).to(dtype) for n in (256, 256))
+    x, weight = (torch.randn(n, 4096, device=device, dtype=torch.float32).to(dtype) for n in (256, 256))
     return torch.equal(product(x, weight, None, SMALL), product(x, weight, None, LARGE))
 
 
