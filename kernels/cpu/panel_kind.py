@@ -2,8 +2,9 @@
 
 A panel holds 64 outputs in blocks of inputs; the numbers of a block follow its codes, so that a panel is one stream:
 
-    codes     per 8 inputs: 4 vectors of 64 bytes with 4 bits a code, or 2 x 4 vectors with 8 bits; a vector has 16
-              outputs, a word of 32 bits each; the codes of a word belong to the inputs in `POSITIONS`
+    codes     per 8 inputs: 4 vectors of 64 bytes with 4 bits a code, or 2 x 4 vectors with 8 bits; per 16 inputs:
+              3 x 4 vectors with 6 bits; a vector has 16 outputs, a word of 32 bits each; the codes of a word belong to
+              the inputs in `POSITIONS`
     scales    64 numbers
     minima    64 numbers, if the kind has them
 
@@ -21,12 +22,15 @@ from typing import NamedTuple
 from graftlm.kernels.cpu import PANEL
 
 INPUTS = 8
-"""Inputs whose codes lie together."""
+"""Inputs whose codes lie together, with 4 and 8 bits."""
 
 POSITIONS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Inputs of the eight nibbles of a word, from the lowest: a 16-bit lane holds even inputs, the other odd ones, which
 bfloat16 dots multiply in pairs. The low nibbles of the four bytes are those of the inputs 0, 4, 1, 5, the high ones of
-2, 6, 3, 7; with 8 bits, these are the bytes of a first and a second word."""
+2, 6, 3, 7; with 8 bits, these are the bytes of a first and a second word.
+
+With 6 bits, 16 inputs have four words of four bytes. The lowest bits of three words are the codes of the first three;
+their upper bits are those of the fourth, two in each word, the lowest first."""
 
 FACTOR_INPUTS = 256
 """Inputs of a factor of scales in int8, as in the K types of GGUF."""
@@ -77,12 +81,12 @@ class Numbers(IntEnum):
 class PanelKind(NamedTuple):
     """A format of panels and the table of its codes.
 
-    bits     of a code, 4 or 8
+    bits     of a code: 4, 6 or 8
     block    inputs of a scale: 32 or 16. Larger groups repeat their scale
     numbers  dtype of scales and minima
     minimum  whether a minimum follows each scale
     table    whether codes are indices of a table: 4 bits of e2m1, nf4, iq4_nl, or 8 bits of e4m3. Other codes are whole
-             numbers: unsigned with 4 bits, signed with 8
+             numbers: unsigned with 4 and 6 bits, signed with 8
     """
 
     bits: int
@@ -92,14 +96,19 @@ class PanelKind(NamedTuple):
     table: bool
 
     @property
+    def line(self) -> int:
+        """Return the inputs whose codes lie together."""
+        return 2 * INPUTS if self.bits == 6 else INPUTS
+
+    @property
     def line_bytes(self) -> int:
-        """Return the bytes of the codes of 8 inputs."""
-        return PANEL * self.bits
+        """Return the bytes of the codes of a line."""
+        return PANEL * self.bits * self.line // 8
 
     @property
     def codes_bytes(self) -> int:
         """Return the bytes of the codes of a block."""
-        return self.block // INPUTS * self.line_bytes
+        return self.block // self.line * self.line_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -144,11 +153,13 @@ COMMON = (
     PanelKind(4, 32, Numbers.FLOAT32, minimum=False, table=False),  # W4A16
     PanelKind(4, 32, Numbers.FLOAT16, minimum=False, table=True),  # IQ4_NL
     PanelKind(4, 32, Numbers.FLOAT32, minimum=False, table=True),  # MXFP4, nf4
-    PanelKind(8, 32, Numbers.FLOAT16, minimum=False, table=False),  # Q8_0, Q5_0
-    PanelKind(8, 32, Numbers.INT8, minimum=True, table=False),  # Q5_K
+    PanelKind(6, 32, Numbers.FLOAT16, minimum=False, table=False),  # Q5_0
+    PanelKind(6, 32, Numbers.FLOAT16, minimum=True, table=False),  # Q5_1
+    PanelKind(6, 32, Numbers.INT8, minimum=True, table=False),  # Q5_K
+    PanelKind(6, 16, Numbers.INT8, minimum=False, table=False),  # Q6_K
+    PanelKind(8, 32, Numbers.FLOAT16, minimum=False, table=False),  # Q8_0
     PanelKind(8, 32, Numbers.FLOAT32, minimum=False, table=False),  # W8A8, torchao
     PanelKind(8, 32, Numbers.FLOAT32, minimum=False, table=True),  # FP8
-    PanelKind(8, 16, Numbers.INT8, minimum=False, table=False),  # Q6_K
 )
 """The kinds of common files, whose loops published packages have."""
 
@@ -156,8 +167,8 @@ COMMON = (
 class Table(NamedTuple):
     """Offsets in bytes of the table of a weight, which its loops read at run time.
 
-    FLOATS   16 float32, the values of 4-bit codes
-    HALVES   32 bfloat16, the same twice
+    FLOATS   16 float32, the values of 4-bit codes; the first ones of 6-bit codes
+    HALVES   32 bfloat16, the same twice; 64 bfloat16, the values of 6-bit codes, which have no `BYTES`
     BYTES    64 uint8, four times the values of 4-bit codes that are whole numbers, plus `OFFSET`
     OFFSET   int32, the zero point of the codes in INT8 arithmetic
     FACTOR   float32, of scales in INT8 arithmetic

@@ -152,13 +152,18 @@ def _centre(weight: QuantisedWeight) -> tuple[int, bool]:
     if isinstance(zero, torch.Tensor):
         return (8 if weight.bits == 4 else _FIRST_CODE) if weight.table is None else 0, True
     first = zero or 0
-    if weight.bits == 4 or weight.table is not None:
-        return first, False
-    if weight.codes.numel() == 0:
+    if weight.bits == 4 or weight.table is not None or weight.codes.numel() == 0 or _fits_six_bits(weight):
         return first, False
     low, high = int(weight.codes.min()), int(weight.codes.max())
     fits = low - first >= -128 and high - first <= 127
     return (first, False) if fits else (_FIRST_CODE, first != _FIRST_CODE)
+
+
+def _fits_six_bits(weight: QuantisedWeight) -> bool:
+    """Return True if the 8-bit codes of a weight are whole numbers below 64, with one zero point."""
+    if weight.bits == 4 or weight.table is not None or isinstance(weight.zero, torch.Tensor):
+        return False
+    return weight.codes.numel() > 0 and int(weight.codes.max()) < 64
 
 
 def pack(weight: QuantisedWeight, bias: torch.Tensor | None, arithmetic: Arithmetic) -> QuantisedPanels:
@@ -184,11 +189,12 @@ def pack(weight: QuantisedWeight, bias: torch.Tensor | None, arithmetic: Arithme
     if whole is not None:
         numbers, (scale, minimum) = Numbers.INT8, whole
     has_table = weight.table is not None
-    kind = PanelKind(weight.bits, block, numbers, minimum is not None, has_table)
+    bits = 6 if _fits_six_bits(weight) else weight.bits
+    kind = PanelKind(bits, block, numbers, minimum is not None, has_table)
     num_panels, per_span = -(-n // PANEL), kind.span // block
     packed = torch.zeros(num_panels, k // kind.span, kind.span_bytes, dtype=torch.uint8)
     blocks = packed[:, :, kind.factor_bytes :].unflatten(2, (per_span, kind.block_bytes))
-    words = _words(weight, centre).view(n, -1, per_span, kind.codes_bytes // (4 * PANEL))
+    words = _words(weight, bits, centre).view(n, -1, per_span, kind.codes_bytes // (4 * PANEL))
     _put(blocks.view(torch.int32)[..., : kind.codes_bytes // 4], words)
     dtype = _DTYPES[numbers]
     for i, values in enumerate((scale, minimum)):
@@ -201,7 +207,7 @@ def pack(weight: QuantisedWeight, bias: torch.Tensor | None, arithmetic: Arithme
         for i, factor in enumerate(weight.factors):
             if factor is not None:
                 _put(packed[..., i * 2 * PANEL : (i + 1) * 2 * PANEL].view(torch.float16), factor[..., None])
-    table = _table(weight, centre)
+    table = _table(weight, bits, centre)
     packed = packed.view(num_panels, -1)
     return QuantisedPanels(packed, table, bias, n, k, kind, arithmetic, weight.order, weight.dtype)
 
@@ -238,11 +244,16 @@ def _put(place: torch.Tensor, values: torch.Tensor) -> None:
         place[whole, ..., : n - whole * PANEL].copy_(values[whole * PANEL :].movedim(0, -1))
 
 
-def _words(weight: QuantisedWeight, centre: int) -> torch.Tensor:
-    """Return the words of codes, int32 [n, k / 8] of 4 bits, [n, k / 8, 2] of 8 bits."""
+def _words(weight: QuantisedWeight, bits: int, centre: int) -> torch.Tensor:
+    """Return the words of codes in `bits`, int32 [n, k / 8] of 4 bits, [n, k / 16, 3] of 6, [n, k / 8, 2] of 8."""
     codes = weight.codes
     n = len(codes)
-    if weight.bits == 8:
+    if bits == 6:
+        order = torch.tensor([i for four in FOURS for i in four])
+        four = codes.view(n, -1, 2, INPUTS).index_select(3, order).view(torch.int32).view(n, -1, 4)
+        upper = (four[..., 3:] >> torch.tensor([0, 2, 4], dtype=torch.int32)) & 0x03030303
+        return four[..., :3] | upper << 6
+    if bits == 8:
         if weight.table is None:
             codes = codes - centre  # modulo 256: the bits of int8
         order = torch.tensor([i for four in FOURS for i in four])
@@ -256,10 +267,15 @@ def _words(weight: QuantisedWeight, centre: int) -> torch.Tensor:
     return torch.from_numpy(found)
 
 
-def _table(weight: QuantisedWeight, centre: int) -> torch.Tensor:
-    """Return the table of a weight, as `TABLE` lays it out."""
+def _table(weight: QuantisedWeight, bits: int, centre: int) -> torch.Tensor:
+    """Return the table of a weight with codes in `bits`, as `TABLE` lays it out."""
     table = np.zeros(TABLE.SIZE, np.uint8)
-    factor, offset = 1.0, centre if weight.bits == 4 else _FIRST_CODE
+    factor, offset = 1.0, centre if bits < 8 else _FIRST_CODE
+    if bits == 6:
+        values = np.arange(64, dtype=np.float32) - np.float32(centre)
+        table[TABLE.FLOATS : TABLE.FLOATS + 64] = values[:16].view(np.uint8)
+        halves = torch.from_numpy(values).bfloat16().view(torch.uint8).numpy()
+        table[TABLE.HALVES : TABLE.HALVES + 128] = halves
     if weight.bits == 4:
         named = weight.table
         values = np.array(VALUES[named] if named is not None else range(16), np.float32) - np.float32(centre)
@@ -299,6 +315,13 @@ def unpack(panels: QuantisedPanels) -> QuantisedWeight:
         order = torch.tensor([i for four in FOURS for i in four]).argsort()
         codes = words.view(torch.uint8).view(n, -1, INPUTS).index_select(2, order).view(n, k)
         codes = codes if kind.table else codes ^ 0x80
+    elif kind.bits == 6:
+        order = torch.tensor([i for four in FOURS for i in four]).argsort()
+        parts = words.view(n, -1, 3)
+        last = ((parts >> 6) & 0x03030303) << torch.tensor([0, 2, 4], dtype=torch.int32)
+        four = torch.cat([parts & 0x3F3F3F3F, last.sum(-1, keepdim=True, dtype=torch.int32)], -1)
+        codes = four.view(torch.uint8).view(n, -1, INPUTS).index_select(2, order).view(n, k)
+        zero = -int(table[TABLE.FLOATS : TABLE.FLOATS + 4].view(np.float32)[0])
     else:
         values = table[TABLE.FLOATS : TABLE.FLOATS + 64].view(np.float32)
         if kind.table:

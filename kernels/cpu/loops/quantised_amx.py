@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.loops.quantised_tiles import Decoder, block_address, scales_and_minima
 from graftlm.kernels.cpu.loops.register_tiles import FLOATS, address, constant, spread
-from graftlm.kernels.cpu.panel_kind import INPUTS, Arithmetic, PanelKind
+from graftlm.kernels.cpu.panel_kind import Arithmetic, PanelKind
 
 _BYTE, _WORD, _SINGLE, _VOID = ir.IntType(8), ir.IntType(64), ir.FloatType(), ir.VoidType()
 _FAST = ("fast",)
@@ -132,11 +132,11 @@ class _Matmul:
         """Store a block's codes as a tile of bfloat16 for each vector of outputs."""
         builder, codes = self.builder, self._codes_of(block)
         base, _ = block_address(builder, self.kind, self.weight, block)
-        for chunk in range(self.kind.block // INPUTS):
+        for chunk in range(self.kind.block // self.kind.line):
             line = builder.add(base, constant(chunk * self.kind.line_bytes))
             for vector in range(_VECTORS):
                 for offset, operand in self.decoder.operands(line, vector):
-                    place = vector * self.tile_bytes + (chunk * INPUTS // 2 + offset // 4) * _LINE
+                    place = vector * self.tile_bytes + (chunk * self.kind.line // 2 + offset // 4) * _LINE
                     builder.store(operand, address(builder, codes, constant(place), operand.type), align=_LINE)
 
     def _multiply(self, block: Any, first: Any) -> None:

@@ -83,7 +83,8 @@ def compile_quantised_gather(number: int, *arguments: int) -> MachineCode:
     element, size = ElementFormat(number).raw, ElementFormat(number).size
     kind = PanelKind.of(*arguments)
     block_inputs, block_bytes, codes_bytes, line_bytes = kind.block, kind.block_bytes, kind.codes_bytes, kind.line_bytes
-    four_bits, has_minimum, has_table = kind.bits == 4, kind.minimum, kind.table
+    four_bits, six_bits, has_minimum, has_table = kind.bits == 4, kind.bits == 6, kind.minimum, kind.table
+    line_inputs = kind.line
     number_size, span, factor_bytes = kind.numbers.size, kind.span, kind.factor_bytes
     is_half, is_whole = kind.numbers is Numbers.FLOAT16, kind.numbers is Numbers.INT8
     floats, places = TABLE.FLOATS, _PLACES
@@ -120,10 +121,20 @@ def compile_quantised_gather(number: int, *arguments: int) -> MachineCode:
                 if is_whole and has_minimum:
                     minimum *= _half(carray(at(factors + 2 * PANEL), 1, np.uint16)[0])
                 for i in range(block_inputs):
-                    line, place = block + i // 8 * line_bytes, places[i % 8]
+                    line, place = block + i // line_inputs * line_bytes, places[i % 8]
                     if four_bits:
                         word = carray(at(line + 4 * lane), 1, np.uint32)[0]
                         value = values[(word >> np.uint32(4 * place)) & np.uint32(15)]
+                    elif six_bits:
+                        part, byte = i % 16 // 8 * 2 + place % 2, line + 4 * lane + place // 2
+                        if part < 3:
+                            code = np.int32(carray(at(byte + part * 4 * PANEL), 1, np.uint8)[0]) & np.int32(63)
+                        else:
+                            code = np.int32(0)
+                            for j in range(3):
+                                upper = np.int32(carray(at(byte + j * 4 * PANEL), 1, np.uint8)[0]) >> np.int32(6)
+                                code |= upper << np.int32(2 * j)
+                        value = np.float32(code) + values[0]
                     else:
                         # bytes lie as the nibbles of a word: the even nibbles in a first word, the odd ones in another
                         byte = line + place % 2 * 4 * PANEL + 4 * lane + place // 2

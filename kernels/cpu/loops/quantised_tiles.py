@@ -51,25 +51,30 @@ class Decoder:
         self.builder, self.kind, self.arithmetic, self.table = builder, kind, arithmetic, table
         self.wide = has_wide_registers()
         self._values: Any = None
-        if kind.bits == 4 and arithmetic is Arithmetic.DOTS:
+        self._later_values: Any = None
+        if kind.bits < 8 and arithmetic is Arithmetic.DOTS:
             self._values = self._load(table, TABLE.HALVES, _vector(_HALF, 32))
+        if kind.bits == 6 and arithmetic is Arithmetic.DOTS:
+            self._later_values = self._load(table, TABLE.HALVES + 64, _vector(_HALF, 32))
         elif kind.bits == 4 and arithmetic is Arithmetic.INT8 and kind.table:
             self._values = self._load(table, TABLE.BYTES, _vector(_BYTE, 64))
         elif kind.bits == 4 and arithmetic is Arithmetic.FLOATS and self.wide:
             self._values = self._load(table, TABLE.FLOATS, FLOATS)
-        elif kind.bits == 4 and arithmetic is Arithmetic.FLOATS and not kind.table:
+        elif kind.bits < 8 and arithmetic is Arithmetic.FLOATS and not kind.table:
             self._values = spread(builder, self._load(table, TABLE.FLOATS, _SINGLE))
 
     def _load(self, base: Any, offset: int, kind: Any) -> Any:
         return self.builder.load(address(self.builder, base, constant(offset), kind), align=1)
 
     def operands(self, line: Any, vector: int) -> list[tuple[int, Any]]:
-        """Return the operands of 8 inputs for one vector of outputs, each with the offset of its inputs in bytes.
+        """Return the operands of a line for one vector of outputs, each with the offset of its inputs in bytes.
 
-        line  address of the codes of these inputs
+        line  its address
         """
         if self.arithmetic is Arithmetic.INT8:
             return self._fours(line, vector)
+        if self.kind.bits == 6:
+            return self._sixes(line, vector)
         values = self._nibbles(line, vector) if self.kind.bits == 4 else self._bytes(line, vector)
         if self.arithmetic is Arithmetic.FLOATS:
             return [(4 * i, value) for i, value in sorted(values.items())]
@@ -136,9 +141,40 @@ class Decoder:
         bits = builder.or_(magnitude, builder.and_(upper, _bits(0x80000000)))
         return builder.fmul(builder.bitcast(bits, FLOATS), _all(_SINGLE, _LANES, _E4M3_SCALE))
 
+    def _six_bit_words(self, line: Any, vector: int) -> list[Any]:
+        """Return four words of 16 inputs, whose bytes have a code in their lowest six bits."""
+        builder = self.builder
+        words = [self._load(line, 64 * (_VECTORS * part + vector), BITS) for part in range(3)]
+        upper = [builder.lshr(word, _bits(6 - 2 * part)) for part, word in enumerate(words)]
+        masked = [builder.and_(word, _bits(0x03030303 << 2 * part)) for part, word in enumerate(upper)]
+        return [*words, builder.or_(builder.or_(masked[0], masked[1]), masked[2])]
+
+    def _sixes(self, line: Any, vector: int) -> list[tuple[int, Any]]:
+        """Return the operands of 6-bit codes in arithmetic with floats."""
+        builder, found = self.builder, []
+        halves = _vector(_HALF, 32)
+        kind = ir.FunctionType(halves, [halves, halves, halves])
+        for index, word in enumerate(self._six_bit_words(line, vector)):
+            first = index // 2 * INPUTS
+            if self.arithmetic is Arithmetic.DOTS:  # vpermi2w reads 6 bits
+                raw, values = builder.bitcast(word, halves), [self._values, self._later_values]
+                for byte, input_ in enumerate(FOURS[index % 2][:2]):
+                    place = builder.lshr(raw, _all(_HALF, 32, 8)) if byte else raw
+                    operand = builder.asm(kind, "vpermi2w $3, $2, $0", "=v,0,v,v", [place, *values], False)
+                    found.append((2 * (first + input_), operand))
+                continue
+            for byte, input_ in enumerate(FOURS[index % 2]):
+                code = builder.and_(builder.lshr(word, _bits(8 * byte)) if byte else word, _bits(63))
+                value = builder.fadd(builder.sitofp(code, FLOATS), self._values, flags=_FAST)
+                found.append((4 * (first + input_), value))
+        return sorted(found, key=lambda each: each[0])
+
     def _fours(self, line: Any, vector: int) -> list[tuple[int, Any]]:
         """Return unsigned bytes, four inputs in each word."""
         builder, vectors = self.builder, _vector(_BYTE, 64)
+        if self.kind.bits == 6:
+            words = self._six_bit_words(line, vector)
+            return [(4 * i, builder.and_(word, _bits(0x3F3F3F3F))) for i, word in enumerate(words)]
         if self.kind.bits == 8:
             words = [self._load(line, 64 * (_VECTORS * half + vector), vectors) for half in range(2)]
             pair = [builder.xor(word, _all(_BYTE, 64, 0x80)) for word in words]
@@ -246,8 +282,8 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, wi
         inputs = [rows.inputs(row, block) for row in range(num_rows)]
         if widens:
             inputs = [_widened(builder, place, kind.block) for place in inputs]
-        size = {Arithmetic.FLOATS: 4, Arithmetic.DOTS: 2, Arithmetic.INT8: 1}[arithmetic] * INPUTS
-        for chunk in range(kind.block // INPUTS):
+        size = {Arithmetic.FLOATS: 4, Arithmetic.DOTS: 2, Arithmetic.INT8: 1}[arithmetic] * kind.line
+        for chunk in range(kind.block // kind.line):
             line = builder.add(base, constant(chunk * kind.line_bytes))
             for vector in range(_VECTORS):
                 for offset, operand in decoder.operands(line, vector):

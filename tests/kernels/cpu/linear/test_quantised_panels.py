@@ -34,6 +34,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "Q8_0": {"bits": 8, "group": 32, "zero": 128},
     "Q6_K": {"bits": 8, "group": 16, "zero": 32, "factors": True, "codes": 64, "num_in": 512},
     "Q5_K": {"bits": 8, "group": 32, "minimum": True, "factors": True, "codes": 32},
+    "Q5_0": {"bits": 8, "group": 32, "zero": 16, "codes": 32},
+    "Q5_1": {"bits": 8, "group": 32, "minimum": True, "codes": 32},
     "int8 an output": {"bits": 8, "group": NUM_IN, "zero": "tensor"},
     "all of 256 codes": {"bits": 8, "group": 32, "zero": None},
     "fp8 in blocks": {"bits": 8, "group": 128, "table": "e4m3", "block_n": 128, "numbers": torch.bfloat16},
@@ -140,6 +142,20 @@ def test_scales_take_a_byte_if_they_are_multiples_of_the_factors(name: str) -> N
     assert weight.outputs(0, 64).factors is None
 
 
+@pytest.mark.parametrize("name", ["Q5_0", "Q5_1", "Q5_K", "Q6_K"])
+def test_codes_below_64_take_six_bits(name: str) -> None:
+    weight = weight_in(name, torch.bfloat16)
+    panels = pack(weight, None, Arithmetic.FLOATS)
+    assert panels.kind.bits == 6
+    assert 8 * panels.kind.codes_bytes == 6 * panels.kind.block * 64
+    back = unpack(panels)
+    assert back.bits == 8 and torch.equal(back.codes, weight.codes)
+    assert torch.equal(back.dense(), weight.dense())
+    codes = weight.codes.clone()
+    codes[7, 3] = 64
+    assert pack(replace(weight, codes=codes), None, Arithmetic.FLOATS).kind.bits == 8
+
+
 def test_a_row_of_zeros_in_int8_is_zero() -> None:
     weight = weight_in("Q4_0", torch.float32)
     panels = pack(weight, None, arithmetic_of(weight, "int8"))
@@ -163,7 +179,8 @@ AVX2 = """
 import torch
 from tests.kernels.cpu.linear.test_quantised_panels import *
 for name, activations, arithmetic in (("Q4_1", "int8", Arithmetic.INT8), ("MXFP4", "int8", Arithmetic.FLOATS),
-                                      ("Q4_0", "exact", Arithmetic.FLOATS), ("Q8_0", "exact", Arithmetic.FLOATS)):
+                                      ("Q4_0", "exact", Arithmetic.FLOATS), ("Q8_0", "exact", Arithmetic.FLOATS),
+                                      ("Q6_K", "exact", Arithmetic.FLOATS), ("Q5_0", "int8", Arithmetic.FLOATS)):
     weight = weight_in(name, torch.bfloat16)
     assert arithmetic_of(weight, activations) is arithmetic
     assert_multiplies(pack(weight, None, arithmetic), weight)
