@@ -230,9 +230,12 @@ class PanelCall(ctypes.Structure):
     x      rows of the loop's arithmetic (panel_kind.py), `x_row` bytes apart
     sums, scales  of the rows' inputs in each block, `sums_row` numbers a row; see `quantised_tile`
     panel  address of the panel; table, address of the weight's table
+    ahead  bytes from the panel to the one that this thread probably multiplies next
     """
 
-    _fields_ = int_fields("out", "x", "x_row", "sums", "scales", "sums_row", "panel", "table", "num_rows", "num_blocks")
+    _fields_ = int_fields(
+        "out", "x", "x_row", "sums", "scales", "sums_row", "panel", "table", "num_rows", "num_blocks", "ahead"
+    )
 
 
 class GatherCall(ctypes.Structure):

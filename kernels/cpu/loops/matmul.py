@@ -181,13 +181,14 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
         rows = 0
         if quantised and call.forms != 0:
             rows = quantised_rows(call, halves, halves_row)
-        taken = 0
+        taken, last = 0, -1
         while True:
             task = next_task(pointer)
             if task >= call.num_tasks:
                 break
             taken += 1
             panel, first_row, index = task // parts, task % parts * task_rows, 0
+            step, last = max(panel - last, 1), panel  # with n threads, n panels
             here = min(task_rows, num_rows - first_row)
             while index + 1 < call.num_segments and panel >= segments[index + 1, 0]:
                 index += 1
@@ -199,9 +200,10 @@ def compile_matmul(number: int, row_major: bool = False) -> MachineCode:
             offset = first * depth * size
             some, some_halves = x + first_row * x_row, halves + first_row * halves_row
             if quantised and segments[index, 6] != 0:
-                panel_matmul(rows, memory, segments[index, 3], segments[index, 6:11], first // PANEL, first_row, here)
+                place = first // PANEL
+                panel_matmul(rows, memory, segments[index, 3], segments[index, 6:11], place, step, first_row, here)
                 if up != 0:
-                    panel_matmul(rows, other, up, segments[index, 11:16], first // PANEL, first_row, here)
+                    panel_matmul(rows, other, up, segments[index, 11:16], place, step, first_row, here)
             elif row_major:
                 if dots and depth % 32 == 0:
                     _row_major_dots(memory, some_halves, halves_row, weight + offset, here, depth, width)

@@ -138,16 +138,17 @@ _FLOATS, _DOTS = int(Arithmetic.FLOATS), int(Arithmetic.DOTS)
 
 
 @njit(forceinline=True, **FLAGS)
-def panel_matmul(memory, out, weight, loop, panel, first_row, num_rows):
+def panel_matmul(memory, out, weight, loop, panel, step, first_row, num_rows):
     """Multiply rows of `quantised_rows` by a panel of a weight. -> out, the address of float32 [num_rows, PANEL]
 
     loop  its address, bytes of a panel, address of the table, arithmetic and inputs of a block, as in a segment
+    step  the number of panels from this one to the thread's probable next
     """
     rows = carray(at(memory), 1, _rows_call)[0]
     call = carray(at(memory + _HEAD_BYTES), 1, _panel_call)[0]
     call.out, call.num_rows = out, num_rows
     call.panel, call.table, call.num_blocks = weight + panel * loop[1], loop[2], rows.depth // loop[4]
-    call.sums_row = rows.groups
+    call.sums_row, call.ahead = rows.groups, step * loop[1]
     if loop[3] == _FLOATS:
         call.x, call.x_row = rows.x + first_row * rows.x_row, rows.x_row
         call.sums = rows.sums + 4 * first_row * rows.groups

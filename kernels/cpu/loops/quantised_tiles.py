@@ -15,7 +15,16 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.loops.register_tiles import BITS, FLOATS, address, constant, has, has_wide_registers, spread
+from graftlm.kernels.cpu.loops.register_tiles import (
+    BITS,
+    FLOATS,
+    address,
+    constant,
+    has,
+    has_wide_registers,
+    prefetch,
+    spread,
+)
 from graftlm.kernels.cpu.panel_kind import FOURS, INPUTS, POSITIONS, TABLE, Arithmetic, Numbers, PanelKind
 
 _BYTE, _HALF, _NUMBER, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -222,7 +231,7 @@ class _Rows:
 
     def __init__(self, builder: Any, arguments: Any, kind: PanelKind, arithmetic: Arithmetic, num_rows: int) -> None:
         self.builder, self.kind, self.arithmetic = builder, kind, arithmetic
-        _, self.x, self.x_row, self.sums, self.scales, self.sums_row, _, self.table, _ = arguments
+        _, self.x, self.x_row, self.sums, self.scales, self.sums_row, _, self.table, _, _ = arguments
         self.num_rows = num_rows
         offset = builder.load(address(builder, self.table, constant(TABLE.OFFSET), _NUMBER), align=4)
         self._offset = builder.neg(offset)
@@ -259,11 +268,12 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, wi
     """Return C [num_rows, PANEL] = A [num_rows, depth] B for one panel B. C is float32, its rows are PANEL apart.
 
     The arguments of the tile: addresses of C and A, bytes of a row of A, addresses of `sums` and `scales`, numbers in a
-    row of these two, addresses of B and its table, number of blocks. FLOATS arithmetic reads float32 rows, DOTS
-    bfloat16, INT8 int8 in the order of FOURS.
+    row of these two, addresses of B and its table, number of blocks, `ahead`. FLOATS arithmetic reads float32 rows,
+    DOTS bfloat16, INT8 int8 in the order of FOURS.
 
     sums    of a row's inputs in each block: float32, read if the kind has minima; int32 in INT8 arithmetic
     scales  of a row's inputs in each block, float32; read in INT8 arithmetic
+    ahead   bytes from each block to memory of the same size that is prefetched
     widens  whether FLOATS arithmetic reads bfloat16 rows
     """
     if arithmetic is Arithmetic.INT8 and not (has_wide_registers() and has("avx512vnni")):
@@ -272,6 +282,7 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, wi
 
     def add_block(builder: Any, arguments: Any, totals: Any, block: Any) -> None:
         base, factors = block_address(builder, kind, arguments[6], block)
+        _prefetch_block(builder, kind, base, arguments[9])
         rows_of = Arithmetic.DOTS if widens else arithmetic
         rows, decoder = _Rows(builder, arguments, kind, rows_of, num_rows), _decoder(builder, arguments)
         parts = [[cgutils.alloca_once(builder, part_kind) for _ in range(_VECTORS)] for _ in range(num_rows)]
@@ -301,6 +312,12 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, wi
     return _tile(num_rows, _LANES, add_block)
 
 
+def _prefetch_block(builder: Any, kind: PanelKind, base: Any, ahead: Any) -> None:
+    place = builder.add(base, ahead)
+    for line in range(0, kind.block_bytes, 64):
+        prefetch(builder, place, constant(line))
+
+
 def _widened(builder: Any, place: Any, num: int) -> Any:
     """Return the address of `num` bfloat16 of an address as float32."""
     wide = _vector(_NUMBER, num)
@@ -321,7 +338,7 @@ def _tile(num_rows: int, lanes: int, add_block: Callable[..., None]) -> Any:
     @intrinsic
     def tile(
         typingctx: Any, c: Any, x: Any, x_row: Any, sums: Any, scales: Any, sums_row: Any, weight: Any, table: Any,
-        num_blocks: Any,
+        num_blocks: Any, ahead: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
             floats = _vector(_SINGLE, lanes)
@@ -335,7 +352,7 @@ def _tile(num_rows: int, lanes: int, add_block: Callable[..., None]) -> Any:
                     offset = constant(4 * (row * PANEL + lanes * vector))
                     builder.store(builder.load(total), address(builder, arguments[0], offset, floats), align=4)
 
-        return types.void(*[types.int64] * 9), generate
+        return types.void(*[types.int64] * 10), generate
 
     return tile
 
@@ -419,6 +436,7 @@ def _pairs_tile(num_rows: int, kind: PanelKind) -> Any:
 
     def add_block(builder: Any, arguments: Any, totals: Any, block: Any) -> None:
         base, factors = block_address(builder, kind, arguments[6], block)
+        _prefetch_block(builder, kind, base, arguments[9])
         rows = _Rows(builder, arguments, kind, Arithmetic.INT8, num_rows)
         parts = [[cgutils.alloca_once(builder, fours) for _ in range(PANEL // lanes)] for _ in range(num_rows)]
         inputs = [rows.inputs(row, block) for row in range(num_rows)]

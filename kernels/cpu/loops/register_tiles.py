@@ -237,7 +237,7 @@ def _inner_tile(
                 places = [builder.add(step, builder.mul(b_row, constant(i))) for i in range(4)]
                 ahead = builder.add(builder.mul(b_row, constant(8)), builder.mul(step, constant(4)))
                 for line in range(0, 4 * at_once * size, 64):
-                    _prefetch(builder, b, builder.add(ahead, constant(line)))
+                    prefetch(builder, b, builder.add(ahead, constant(line)))
                 lines = [weights(builder, b, place) for place in places]
                 step = builder.mul(loop.index, constant(at_once * a_size))
                 for row in range(num_rows):
@@ -271,7 +271,7 @@ def _four_sums(builder: Any, vectors: list[Any]) -> Any:
     return builder.shuffle_vector(value, _ZERO, ir.Constant(ir.VectorType(_NUMBER, 4), [0, 4, 8, 12]))
 
 
-def _prefetch(builder: Any, base: Any, offset: Any) -> None:
+def prefetch(builder: Any, base: Any, offset: Any) -> None:
     """Prefetch a line of memory into the caches; an invalid address is no error."""
     pointer = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, _NUMBER, _NUMBER, _NUMBER])
