@@ -159,6 +159,26 @@ def release(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 @intrinsic
+def _prefetch_line(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        numbers = [ir.Constant(number, x) for x in (0, 3, 1)]  # to read, in all caches, of data
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), *numbers])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@njit(forceinline=True, **FLAGS)
+def prefetch_all(address, num_bytes):
+    """Prefetch memory into the caches; an invalid address is no error."""
+    for place in range(address, address + num_bytes, 64):
+        _prefetch_line(place)
+
+
+@intrinsic
 def call_at(typingctx: Any, function: Any, argument: Any) -> tuple[Any, Callable[..., Any]]:
     """Call the function at this address with this pointer, or a function without arguments."""
 

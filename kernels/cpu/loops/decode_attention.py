@@ -23,6 +23,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     float_array,
     narrow,
     next_task,
+    prefetch_all,
     release,
     widen,
 )
@@ -127,6 +128,7 @@ def compile_decode_attention_int8(group: int, k_dim: int, v_dim: int, number: in
 def _compile(group: int, k_dim: int, v_dim: int, step_format: ElementFormat, capped: bool, int8: bool) -> MachineCode:
     element, size = step_format.raw, step_format.size
     kept_element, keep = (np.int8, _keep_int8) if int8 else (element, _keep_exactly)
+    kept_size = 1 if int8 else size
     products = row_major_matmul(step_format)
     in_tiles = k_dim % 16 == 0 and not int8
 
@@ -183,6 +185,8 @@ def _compile(group: int, k_dim: int, v_dim: int, step_format: ElementFormat, cap
             for span in range(indptr[longest], indptr[longest + 1]):
                 for first in range(spans[span, 0], spans[span, 1], BLOCK):
                     here = min(BLOCK, spans[span, 1] - first)
+                    # the values are read after the scores: a span of a decode step is too short for hardware to predict
+                    prefetch_all(call.v + (head * call.num_slots + first) * v_dim * kept_size, here * v_dim * kept_size)
                     for i in range(num_together):
                         num_keys = min(here, left - (num_together - 1 - i))
                         if num_keys <= 0:
