@@ -208,9 +208,10 @@ _INSTRUCTIONS = {Arithmetic.FLOATS: "vfmadd231ps", Arithmetic.DOTS: "vdpbf16ps",
 def _multiply(builder: Any, arithmetic: Arithmetic, total: Any, operand: Any, base: Any, offset: int) -> Any:
     """Return `total` plus an operand times the inputs at base + offset, the same for all lanes."""
     if has_wide_registers():
+        # volatile, so that LLVM keeps the order: its own needs more registers than there are, and spills sums
         kind = ir.FunctionType(total.type, [operand.type, _WORD, total.type])
         text = f"{_INSTRUCTIONS[arithmetic]} {offset}($2){{1to16}}, $1, $0"
-        return builder.asm(kind, text, "=v,v,r,0", [operand, base, total], False)
+        return builder.asm(kind, text, "=v,v,r,0", [operand, base, total], True)
     x = spread(builder, builder.load(address(builder, base, constant(offset), _SINGLE), align=4))
     return builder.fadd(total, builder.fmul(x, operand, flags=_FAST), flags=_FAST)
 
