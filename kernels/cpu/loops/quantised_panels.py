@@ -14,14 +14,12 @@ from graftlm.kernels.cpu.element_format import ElementFormat
 from graftlm.kernels.cpu.loops.arithmetic import FLAGS, add_done, at, from_bits, narrow, next_task
 from graftlm.kernels.cpu.loops.compiler import compile_loop
 from graftlm.kernels.cpu.loops.quantised_amx import amx_panel
-from graftlm.kernels.cpu.loops.quantised_tiles import quantised_tile
+from graftlm.kernels.cpu.loops.quantised_tiles import NEAR, quantised_tile
 from graftlm.kernels.cpu.loops.register_tiles import has
 from graftlm.kernels.cpu.panel_kind import INPUTS, POSITIONS, TABLE, Arithmetic, Numbers, PanelKind
 
 _MOST_ROWS = 4
 """Rows of a register tile: with a panel's four vectors, 16 sums of a block and 16 decoded or scaled vectors."""
-_NEAR = 4096
-"""Bytes that a tile prefetches ahead of its own reads: a fifth of the time of one row, which memory limits."""
 _LEAST_TILE_ROWS = 4
 """The least rows for which AMX tiles are faster: a tile costs the decoding of its codes."""
 
@@ -33,6 +31,9 @@ def compile_quantised_panel(arithmetic: int, *arguments: int) -> MachineCode:
     tiles: Any = amx_panel(kind) if by_tiles else None
     # processors with AMX tiles are slow at other dot products of bfloat16
     of_few = Arithmetic.FLOATS if by_tiles else Arithmetic(arithmetic)
+    # a pass over half of the outputs has registers for the sums of eight rows, which share the work of decoding
+    by_eight = kind.bits == 8 and of_few is Arithmetic.DOTS
+    eight: Any = quantised_tile(8, of_few, kind, num_passes=2) if by_eight else None
     one, two, three, four = (quantised_tile(rows + 1, of_few, kind, widens=by_tiles) for rows in range(_MOST_ROWS))
 
     def work(pointer):
@@ -42,9 +43,16 @@ def compile_quantised_panel(arithmetic: int, *arguments: int) -> MachineCode:
         if by_tiles and call.num_rows >= _LEAST_TILE_ROWS:
             tiles(call.out, call.x, x_row, call.sums, sums_row, panel, table, num_blocks, call.num_rows)
             return
-        for row in range(0, call.num_rows, _MOST_ROWS):
+        done = 0
+        while by_eight and call.num_rows - done >= 8:
+            out, x = call.out + done * 4 * PANEL, call.x + done * x_row
+            sums, scales = call.sums + 4 * done * sums_row, call.scales + 4 * done * sums_row
+            ahead = call.ahead if done == 0 else NEAR
+            eight(out, x, x_row, sums, scales, sums_row, panel, table, num_blocks, ahead)
+            done += 8
+        for row in range(done, call.num_rows, _MOST_ROWS):
             # the second tile finds its codes in the cache, and meanwhile reads those of the next panel
-            ahead = call.ahead if row == _MOST_ROWS else _NEAR
+            ahead = call.ahead if row == _MOST_ROWS else NEAR
             left = call.num_rows - row
             out, x = call.out + row * 4 * PANEL, call.x + row * x_row
             sums, scales = call.sums + 4 * row * sums_row, call.scales + 4 * row * sums_row

@@ -34,6 +34,8 @@ _VECTORS = PANEL // _LANES
 _FAST = ("fast",)
 _INTEGER_SCALE = 2.0**-24
 """Factor of the 8-bit integers that `_left_aligned` converts in the upper byte of a word."""
+NEAR = 4096
+"""Bytes that a tile prefetches ahead of its own reads: a fifth of the time of one row, which memory limits."""
 _E4M3_SCALE = 2.0**120
 """Factor of e4m3 codes whose bits are those of a float32 with an exponent of 8 bits."""
 
@@ -265,7 +267,9 @@ class _Rows:
         return self.builder.fmul(whole, self._number(self.scales, row, block, _SINGLE), flags=_FAST)
 
 
-def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, widens: bool = False) -> Any:
+def quantised_tile(
+    num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, widens: bool = False, num_passes: int = 1
+) -> Any:
     """Return C [num_rows, PANEL] = A [num_rows, depth] B for one panel B. C is float32, its rows are PANEL apart.
 
     The arguments of the tile: addresses of C and A, bytes of a row of A, addresses of `sums` and `scales`, numbers in a
@@ -276,17 +280,20 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, wi
     scales  of a row's inputs in each block, float32; read in INT8 arithmetic
     ahead   bytes from each block to memory of the same size that is prefetched
     widens  whether FLOATS arithmetic reads bfloat16 rows
+    num_passes  over the panel, each of which multiplies with a part of the outputs; the last one prefetches `ahead`
     """
     if arithmetic is Arithmetic.INT8 and not (has_wide_registers() and has("avx512vnni")):
         return _pairs_tile(num_rows, kind)
     part_kind = BITS if arithmetic is Arithmetic.INT8 else FLOATS
 
-    def add_block(builder: Any, arguments: Any, totals: Any, block: Any) -> None:
+    width = _VECTORS // num_passes
+
+    def add_block(builder: Any, arguments: Any, totals: Any, block: Any, index: int) -> None:
         base, factors = block_address(builder, kind, arguments[6], block)
-        _prefetch_block(builder, kind, base, arguments[9])
+        _prefetch_block(builder, kind, base, arguments[9] if index == num_passes - 1 else constant(NEAR))
         rows_of = Arithmetic.DOTS if widens else arithmetic
         rows, decoder = _Rows(builder, arguments, kind, rows_of, num_rows), _decoder(builder, arguments)
-        parts = [[cgutils.alloca_once(builder, part_kind) for _ in range(_VECTORS)] for _ in range(num_rows)]
+        parts = [[cgutils.alloca_once(builder, part_kind) for _ in range(width)] for _ in range(num_rows)]
         for row, part in enumerate(parts):
             first = spread(builder, rows.start(row, block)) if arithmetic is Arithmetic.INT8 else _zero(part_kind)
             for vector in part:
@@ -297,20 +304,21 @@ def quantised_tile(num_rows: int, arithmetic: Arithmetic, kind: PanelKind, *, wi
         size = {Arithmetic.FLOATS: 4, Arithmetic.DOTS: 2, Arithmetic.INT8: 1}[arithmetic] * kind.line
         for chunk in range(kind.block // kind.line):
             line = builder.add(base, constant(chunk * kind.line_bytes))
-            for vector in range(_VECTORS):
-                for offset, operand in decoder.operands(line, vector):
+            for vector in range(width):
+                for offset, operand in decoder.operands(line, index * width + vector):
                     for row, part in enumerate(parts):
                         place = chunk * size + offset
                         total = builder.load(part[vector])
                         total = _multiply(builder, arithmetic, total, operand, inputs[row], place)
                         builder.store(total, part[vector])
-        numbers = scales_and_minima(builder, kind, base, factors, integers=arithmetic is Arithmetic.INT8)
-        _add_scaled(builder, rows, numbers, block, parts, totals, _LANES)
+        scales, minima = scales_and_minima(builder, kind, base, factors, integers=arithmetic is Arithmetic.INT8)
+        here = slice(index * width, (index + 1) * width)
+        _add_scaled(builder, rows, (scales[here], minima[here]), block, parts, totals, _LANES)
 
     def _decoder(builder: Any, arguments: Any) -> Decoder:
         return Decoder(builder, arithmetic, kind, arguments[7])
 
-    return _tile(num_rows, _LANES, add_block)
+    return _tile(num_rows, _LANES, add_block, num_passes)
 
 
 def _prefetch_block(builder: Any, kind: PanelKind, base: Any, ahead: Any) -> None:
@@ -332,9 +340,9 @@ def _zero(kind: Any) -> Any:
     return ir.Constant(kind, [0] * kind.count) if kind is BITS else ir.Constant(kind, [0.0] * kind.count)
 
 
-def _tile(num_rows: int, lanes: int, add_block: Callable[..., None]) -> Any:
-    """Return a tile whose sums grow by `add_block` (builder, arguments, totals, block) for each block."""
-    vectors = PANEL // lanes
+def _tile(num_rows: int, lanes: int, add_block: Callable[..., None], num_passes: int = 1) -> Any:
+    """Return a tile whose sums grow by `add_block` (builder, arguments, totals, block, pass) for each block."""
+    vectors = PANEL // lanes // num_passes
 
     @intrinsic
     def tile(
@@ -343,15 +351,16 @@ def _tile(num_rows: int, lanes: int, add_block: Callable[..., None]) -> Any:
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
             floats = _vector(_SINGLE, lanes)
-            totals = [[cgutils.alloca_once(builder, floats) for _ in range(vectors)] for _ in range(num_rows)]
-            for total in (total for row in totals for total in row):
-                builder.store(ir.Constant(floats, [0.0] * lanes), total)
-            with cgutils.for_range(builder, arguments[8]) as loop:
-                add_block(builder, arguments, totals, loop.index)
-            for row, of_row in enumerate(totals):
-                for vector, total in enumerate(of_row):
-                    offset = constant(4 * (row * PANEL + lanes * vector))
-                    builder.store(builder.load(total), address(builder, arguments[0], offset, floats), align=4)
+            for index in range(num_passes):
+                totals = [[cgutils.alloca_once(builder, floats) for _ in range(vectors)] for _ in range(num_rows)]
+                for total in (total for row in totals for total in row):
+                    builder.store(ir.Constant(floats, [0.0] * lanes), total)
+                with cgutils.for_range(builder, arguments[8]) as loop:
+                    add_block(builder, arguments, totals, loop.index, index)
+                for row, of_row in enumerate(totals):
+                    for vector, total in enumerate(of_row):
+                        offset = constant(4 * (row * PANEL + lanes * (index * vectors + vector)))
+                        builder.store(builder.load(total), address(builder, arguments[0], offset, floats), align=4)
 
         return types.void(*[types.int64] * 10), generate
 
@@ -435,7 +444,7 @@ def _pairs_tile(num_rows: int, kind: PanelKind) -> Any:
     multiply = ir.FunctionType(pairs, [_vector(_BYTE, 4 * lanes), fours])
     join = ir.FunctionType(fours, [pairs, pairs])
 
-    def add_block(builder: Any, arguments: Any, totals: Any, block: Any) -> None:
+    def add_block(builder: Any, arguments: Any, totals: Any, block: Any, index: int) -> None:
         base, factors = block_address(builder, kind, arguments[6], block)
         _prefetch_block(builder, kind, base, arguments[9])
         rows = _Rows(builder, arguments, kind, Arithmetic.INT8, num_rows)
