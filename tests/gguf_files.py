@@ -148,9 +148,9 @@ def tiny_gguf(path: Path, model: PreTrainedModel, architecture: str = "llama", *
     return write_gguf(path, metadata_of(model, architecture) | own, tensors_of(model, architecture))
 
 
-def coded(path: Path, seed: int = 0) -> Path:
+def coded(path: Path, seed: int = 0, intermediate_size: int = 96) -> Path:
     """Write a llama whose matrices are random blocks of Q8_0."""
-    model = tiny_model("llama", hidden_size=64, intermediate_size=96, seed=seed)
+    model = tiny_model("llama", hidden_size=64, intermediate_size=intermediate_size, seed=seed)
     random = np.random.default_rng(seed)
     tensors: dict[str, Any] = {}
     for name, (array, kind) in tensors_of(model, "llama").items():

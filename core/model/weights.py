@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.errors import ConfigError, GraftError, ModelError
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.kv.memory import check_weights_fit, free_bytes, may_be_too_large
 from graftlm.core.model.description import dtype_of, model_config
@@ -136,10 +136,10 @@ def read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.
     """Read the weights of a folder or Hugging Face id. Raises ModelError if they cannot be read or are incomplete."""
     gguf = listed_gguf(source)
     if gguf is not None:
-        return _read_gguf(gguf, source, config, device)
+        return read_gguf_model(gguf, source, config, device)
     method = check_format(source, model_config(source, config)) if not config.trust_remote_code else None
     if method is not None and config.quantization is not None:
-        raise _quantised_already(source, config)
+        raise quantised_already(source, config)
     if method in METHODS and (quantised := read_quantised(source, config, device)) is not None:
         return quantised
     options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
@@ -195,7 +195,8 @@ def _class_of(hf_config: Any) -> Any:
     return _transformers("AutoModelForImageTextToText" if reads_pictures(hf_config) else "AutoModelForCausalLM")
 
 
-def _quantised_already(name: str, config: EngineConfig) -> ConfigError:
+def quantised_already(name: str, config: EngineConfig) -> ConfigError:
+    """Return the error of the option `quantization` for a model that is quantised."""
     return ConfigError(
         f"quantization is {config.quantization!r}, but {name!r} is quantised already; leave quantization out"
     )
@@ -231,6 +232,8 @@ def read_quantised(
         with progress_bars(shown=False):
             widened = _widened(config, device)
             return read_checkpoint(source, folder, hf_config, quantization, dtype, device, part, widened)
+    except GraftError:
+        raise
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(f"no model could be loaded from {source!r}: {why_not(source, error)}") from error
 
@@ -258,14 +261,17 @@ def snapshot(source: str) -> Path:
     return Path(snapshot_download(source, allow_patterns=patterns, local_files_only=only_local(source)))
 
 
-def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.device) -> nn.Module:
+def read_gguf_model(
+    file: GgufFile, source: str, config: EngineConfig, device: torch.device, part: ShardPart | None = None
+) -> nn.Module:
+    """Read the model of a GGUF file. part: that is read of a model over several processes, which fits by itself"""
     from graftlm.core.model.gguf.weights import read_model
 
     name = str(file.paths[0])
     if config.quantization is not None:
-        raise _quantised_already(name, config)
-    described = _described(source, config, device)
-    if described is not None and may_be_too_large(source, device) and not _fit_as_codes(file.paths, config, device):
+        raise quantised_already(name, config)
+    described = _described(source, config, device) if part is None and may_be_too_large(source, device) else None
+    if described is not None and not _fit_as_codes(file.paths, config, device):
         check_weights_fit(name, described, device)
     chosen, hf_config = choose_dtype(config, device), model_config(source, config)
     dtype: torch.dtype = getattr(torch, dtype_name(file)) if chosen == "auto" else chosen
@@ -273,7 +279,9 @@ def _read_gguf(file: GgufFile, source: str, config: EngineConfig, device: torch.
         dtype = torch.float32  # half precision has no fast matmul on CPUs
     try:
         with progress_bars(shown=False):
-            return read_model(file, hf_config, dtype, device, widened=_widened(config, device))
+            return read_model(file, hf_config, dtype, device, widened=_widened(config, device), part=part)
+    except GraftError:
+        raise
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ModelError(
             f"the weights of {name!r} cannot be read: {type(error).__name__}: {str(error)[:500]}"

@@ -18,7 +18,7 @@ import torch
 
 from graftlm.core.errors import ConfigError, EngineError
 from graftlm.core.model.description import model_config, resolve
-from graftlm.core.model.gguf.folder import listed_gguf
+from graftlm.core.model.quantised.rounding import SCHEMES
 from graftlm.core.model.weights import choose_device
 from graftlm.core.tensor_parallel.plan_ring import PlanRing, memory_bytes, new_memory
 from graftlm.core.tensor_parallel.ranks import Meeting, Ranks
@@ -296,9 +296,13 @@ def check_ranks(model: Any, config: EngineConfig) -> tuple[str, torch.device]:
         raise ConfigError(f"tensor_parallel is {size}, which needs Linux; use tensor_parallel=1")
     if not sys.executable:
         raise ConfigError("this Python does not know its own program, which tensor_parallel starts")
-    for name, given, needed in (("loader", config.loader, "hf"), ("quantization", config.quantization, None)):
-        if given != needed:
-            raise ConfigError(f"tensor_parallel is {size}, which {name}={given!r} does not support; leave it out")
+    if config.loader != "hf":
+        raise ConfigError(f"tensor_parallel is {size}, which loader={config.loader!r} does not support; leave it out")
+    if config.quantization not in (None, *SCHEMES):
+        raise ConfigError(
+            f"tensor_parallel is {size}, which quantization={config.quantization!r} does not support; use one of "
+            f"{', '.join(SCHEMES)}, or leave it out"
+        )
     if config.trust_remote_code:
         raise ConfigError(f"tensor_parallel is {size}, which does not run a model's own code; leave it out")
     device = choose_device(config.device)
@@ -307,8 +311,6 @@ def check_ranks(model: Any, config: EngineConfig) -> tuple[str, torch.device]:
         device = torch.device("cuda", 0)
     name = os.fspath(model)
     source = resolve(name, revision=config.revision)
-    if listed_gguf(source) is not None:
-        raise ConfigError(f"tensor_parallel is {size}, which GGUF files do not support; use tensor_parallel=1")
     ShardPlan.of(name, model_config(source, config), size)
     return name, device
 

@@ -181,14 +181,37 @@ class ShardPart:
         return self.plan.hf_config
 
     def weight(self, name: str, weight: Any) -> Any:
-        """Return the part of a Weight. Raises ValueError if its format cannot be cut there."""
+        """Return the part of a Weight. Raises ConfigError if its format cannot be cut there."""
         piece, size = self.plan.piece(name), self.plan.size
         if piece.cut not in ("columns", "rows"):
             return weight
-        if len(piece.shares) == 1:
-            return weight.shard(0 if piece.cut == "columns" else 1, self.rank, size)
-        first, *others = (one.shard(0, self.rank, size) for one in weight.split(piece.sizes(weight.shape[0])))
-        return first.concat(others)
+        try:
+            if len(piece.shares) == 1:
+                return weight.shard(0 if piece.cut == "columns" else 1, self.rank, size)
+            first, *others = (one.shard(0, self.rank, size) for one in weight.split(piece.sizes(weight.shape[0])))
+            return first.concat(others)
+        except ValueError as error:
+            raise self._uncut(name, error) from error
+
+    def experts(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the part of a tensor [num_experts, outputs, inputs or groups of them, ...] of all experts of a layer.
+
+        name  of their parameter, whatever the order of its axes. Raises ConfigError if groups cannot be cut there
+        """
+        piece, size = self.plan.piece(name), self.plan.size
+        if piece.cut not in ("columns", "rows"):
+            return tensor
+        axis = 1 if piece.cut == "columns" else 2
+        if tensor.shape[axis] % size:
+            reason = f"{tensor.shape[axis]} groups of inputs are no multiple of {size} ranks"
+            raise self._uncut(name, reason)
+        return Piece(piece.cut, axis, piece.shares).of(tensor, self.rank, size)
+
+    def _uncut(self, name: str, reason: object) -> ConfigError:
+        return ConfigError(
+            f"tensor_parallel is {self.plan.size}, but the quantised weight {name!r} cannot be cut: {reason}; use "
+            "tensor_parallel=1, or another file of the model"
+        )
 
     def tensor(self, name: str, tensor: Any) -> torch.Tensor:
         """Return the part of a tensor, or of a slice of safetensors."""

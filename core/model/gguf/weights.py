@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,28 @@ from graftlm.core.model.quantised.held import HeldWeights
 from graftlm.core.model.transformers_lock import building_model, importing_transformers
 from graftlm.kernels.quantised_weight import QuantisedWeight
 
+if TYPE_CHECKING:
+    from graftlm.core.tensor_parallel.shard_plan import ShardPart
+
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _APART = re.compile(rf"(?:{'|'.join(UNUSED)})\.weight|blk\.\d+\.(?:{'|'.join(_EXPERTS)})\.(?:weight|bias)")
 """Tensors that are part of the configuration, and experts, which are merged."""
 
 
 def read_model(
-    file: GgufFile, hf_config: Any, dtype: torch.dtype, device: torch.device, *, widened: bool = False
+    file: GgufFile,
+    hf_config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    widened: bool = False,
+    part: ShardPart | None = None,
 ) -> nn.Module:
     """Return the model of a file with its weights in `dtype`, or as codes where a kernel of `device` multiplies them.
 
     hf_config  transformers' configuration of the file
     widened    keep no codes
+    part       that is read of a model over several processes
     Raises ModelError for tensors that are missing, unknown or of another shape than the model's.
     """
     with importing_transformers():
@@ -43,34 +53,42 @@ def read_model(
     tied = {"lm_head.weight"} if hf_config.tie_word_embeddings else set()
     _check(file, expected, tied)
     held = HeldWeights(None if widened else described, device, dtype)
-    state = dict(tensors(file, dtype, held))
+    state = dict(tensors(file, dtype, held, part))
     missing = sorted(set(expected) - set(state) - tied)
     if missing:
         raise ModelError(
             f"{_path(file)} lacks {len(missing)} tensors of a {file.architecture!r} model, {missing[0]!r} first; it is "
             "incomplete: download it again"
         )
+    own_config = hf_config if part is None else part.hf_config
     with building_model():
-        model: Any = model_class.from_pretrained(None, config=hf_config, state_dict=state, dtype=dtype)
+        model: Any = model_class.from_pretrained(None, config=own_config, state_dict=state, dtype=dtype)
     model.config.name_or_path = str(file.paths[0])
     held.put(model, tied=bool(tied))
     loaded: nn.Module = model
     return loaded
 
 
-def tensors(file: GgufFile, dtype: torch.dtype, held: HeldWeights) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a file by their names in transformers, in `dtype`; weights that stay codes go to `held`."""
+def tensors(
+    file: GgufFile, dtype: torch.dtype, held: HeldWeights, part: ShardPart | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a file by their names in transformers, in `dtype`; weights that stay codes go to `held`.
+
+    part  that is read of a model over several processes
+    """
     family = family_of(file)
     for info, name in _placed(file, family):
         if not is_quantised(info) or len(info.shape) != 2:
-            yield name, _values(file, family, info, dtype)
+            values = _values(file, family, info, dtype)
+            yield name, values if part is None else part.tensor(name, values)
             continue
         weight = _codes(file, family, info, dtype)
+        weight = weight if part is None else part.weight(name, weight)
         place = held.keep(name, weight)
         yield name, place if place is not None else weight.dense()
     for layer in range(int(file.get("block_count"))):
         if f"blk.{layer}.{_EXPERTS[0]}.weight" in file.tensors:
-            yield from _experts(file, layer, dtype, held)
+            yield from _experts(file, layer, dtype, held, part)
 
 
 def matrices(file: GgufFile) -> dict[str, bool]:
@@ -166,12 +184,15 @@ def _order(file: GgufFile, family: Family, info: TensorInfo) -> npt.NDArray[np.i
     return np.arange(info.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _experts(file: GgufFile, layer: int, dtype: torch.dtype, held: HeldWeights) -> Iterator[tuple[str, torch.Tensor]]:
+def _experts(
+    file: GgufFile, layer: int, dtype: torch.dtype, held: HeldWeights, part: ShardPart | None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a layer's experts: gates and ups as one tensor [num_experts, 2 i, k]; GPT-OSS: transposed, alternating."""
     prefix, to = f"blk.{layer}.", f"model.layers.{layer}.mlp.experts"
     infos = [file.tensors[f"{prefix}{name}.weight"] for name in _EXPERTS]
     alternating = file.architecture == "gpt-oss"
-    places = _coded_experts(to, infos, dtype, held, alternating=alternating)
+    places = _coded_experts(to, infos, dtype, held, part, alternating=alternating)
+    dense: dict[str, torch.Tensor] = {}
     if places is not None:
         yield from places.items()
     else:
@@ -181,16 +202,22 @@ def _experts(file: GgufFile, layer: int, dtype: torch.dtype, held: HeldWeights) 
             down = down.transpose(1, 2).contiguous()
         else:
             both = torch.cat([gate, up], 1)
-        yield f"{to}.gate_up_proj", both
-        yield f"{to}.down_proj", down
+        dense |= {f"{to}.gate_up_proj": both, f"{to}.down_proj": down}
     if alternating:
         gate, up, down = (values_of(file.tensors[f"{prefix}{name}.bias"], dtype) for name in _EXPERTS)
-        yield f"{to}.gate_up_proj_bias", torch.stack([gate, up], 2).flatten(1)
-        yield f"{to}.down_proj_bias", down
+        dense |= {f"{to}.gate_up_proj_bias": torch.stack([gate, up], 2).flatten(1), f"{to}.down_proj_bias": down}
+    for name, values in dense.items():
+        yield name, values if part is None else part.tensor(name, values)
 
 
 def _coded_experts(
-    name: str, infos: Sequence[TensorInfo], dtype: torch.dtype, held: HeldWeights, *, alternating: bool
+    name: str,
+    infos: Sequence[TensorInfo],
+    dtype: torch.dtype,
+    held: HeldWeights,
+    part: ShardPart | None,
+    *,
+    alternating: bool,
 ) -> dict[str, torch.Tensor] | None:
     """Keep the gates, ups and downs of a layer's experts as codes; None if these must be dense."""
     gate, up, down = infos
@@ -199,7 +226,10 @@ def _coded_experts(
     num_experts = gate.shape[0]
     gates, ups = (raw_bytes(info).reshape(num_experts, gate.shape[1], -1) for info in (gate, up))
     both = np.stack([gates, ups], 2) if alternating else np.concatenate([gates, ups], 1)
+    both = both.reshape(num_experts, 2 * gate.shape[1], -1)
+    downs = quantised(raw_bytes(down), down.kind, dtype)
+    if part is not None:
+        both = part.experts(f"{name}.gate_up_proj", torch.from_numpy(both)).numpy()
+        downs = part.weight(f"{name}.down_proj", downs)
     gate_up = quantised(both.reshape(-1, both.shape[-1]), gate.kind, dtype)
-    return held.keep_experts(
-        name, gate_up, quantised(raw_bytes(down), down.kind, dtype), num_experts, transposed=alternating
-    )
+    return held.keep_experts(name, gate_up, downs, num_experts, transposed=alternating)

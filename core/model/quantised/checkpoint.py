@@ -122,7 +122,6 @@ def _state(
         try:
             tensors |= {part: files.read(name) for part, name in parts.items() if part != "weight_format"}
             weight = read_layer(tensors, quantization, shapes.get(own_name(f"{layer}.weight")), dtype)
-            weight = weight if part is None else part.weight(f"{layer}.weight", weight)
         except Unread as error:
             raise unreadable(source, layer, error) from error
         except (KeyError, ValueError) as error:
@@ -130,16 +129,15 @@ def _state(
             expected = list(shapes.get(own_name(f"{layer}.weight"), ()))
             reason = f"{given} are no weight {expected} of {quantization['quant_method']!r} ({error})"
             raise unreadable(source, layer, reason) from error
-        found_experts = merged.add(layer, weight) if part is None else None
+        weight = weight if part is None else part.weight(f"{layer}.weight", weight)
+        found_experts = merged.add(layer, weight)
         if found_experts is not None:
             yield from found_experts
             continue
         place = held.keep(own_name(f"{layer}.weight"), weight)
         yield f"{layer}.weight", place if place is not None else weight.dense()
     yield from merged.rest()
-    if experts and part is not None:
-        raise unreadable(source, next(iter(experts)), "experts in MXFP4 are not cut over several processes")
-    yield from _experts(files, experts, held, dtype)
+    yield from _experts(files, experts, held, dtype, part)
     for name in files.names:
         if name not in taken and not _UNUSED.fullmatch(name):
             tensor = files.read(name)
@@ -167,7 +165,11 @@ def _own_names(model: Any) -> Callable[[str], str]:
 
 
 def _experts(
-    files: _TensorFiles, experts: Mapping[str, Mapping[str, str]], held: HeldWeights, dtype: torch.dtype
+    files: _TensorFiles,
+    experts: Mapping[str, Mapping[str, str]],
+    held: HeldWeights,
+    dtype: torch.dtype,
+    part: ShardPart | None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the experts in MXFP4, by their blocks and scales, of which kernels multiply the codes or the values."""
     for module in {name.rpartition(".")[0]: None for name in experts}:
@@ -175,7 +177,9 @@ def _experts(
         num_experts = 0
         for leaf in ("gate_up_proj", "down_proj"):
             parts = experts[f"{module}.{leaf}"]
-            blocks, scales = (files.read(parts[part]) for part in ("blocks", "scales"))
+            blocks, scales = (files.read(parts[of]) for of in ("blocks", "scales"))
+            if part is not None:
+                blocks, scales = (part.experts(f"{module}.{leaf}", tensor) for tensor in (blocks, scales))
             weights[leaf], num_experts = mxfp4(blocks, scales, dtype), len(blocks)
         places = held.keep_experts(module, weights["gate_up_proj"], weights["down_proj"], num_experts, transposed=True)
         if places is not None:

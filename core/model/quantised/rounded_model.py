@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -51,15 +52,23 @@ def roundable(model: nn.Module, scheme: Scheme) -> Iterator[tuple[str, nn.Linear
 
 
 @torch.no_grad()
-def round_model(model: nn.Module, scheme: Scheme, device: torch.device, name: str) -> None:
+def round_model(
+    model: nn.Module,
+    scheme: Scheme,
+    device: torch.device,
+    name: str,
+    largest: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> None:
     """Replace the weights of linear layers, and of experts where kernels multiply them, by codes on `device`.
 
+    largest  of `rounded`, for weights of which the model has a part of the inputs
     Raises ConfigError if no kernel of the device multiplies the codes.
     """
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     held = HeldWeights(model, device, dtype)
     for path, module in list(roundable(model, scheme)):
-        if held.keep(f"{path}.weight", rounded(module.weight.to(device), scheme)) is not None:
+        weight = rounded(module.weight.to(device), scheme, largest=largest.get(f"{path}.weight"))
+        if held.keep(f"{path}.weight", weight) is not None:
             module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
     for path, module in list(model.named_modules()):
         _round_experts(path, module, scheme, held, device)

@@ -37,12 +37,19 @@ def scheme_problem(shape: tuple[int, ...], scheme: Scheme) -> str | None:
 
 @torch.no_grad()
 def rounded(
-    weight: torch.Tensor, scheme: Scheme, *, importance: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    weight: torch.Tensor,
+    scheme: Scheme,
+    *,
+    importance: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    largest: torch.Tensor | None = None,
 ) -> QuantisedWeight:
     """Return codes of a weight [n, k] on its device.
 
     importance  mean squares of the inputs [k], by which the search of int4 weighs errors; None weighs all equally
     dtype       of the values; that of the weight by default
+    largest     [n, 1], the largest size of a weight of each output, from which fp8's scales follow; those of a shard
+                are those of the whole weight. None computes it
     Raises ValueError if inputs are no multiple of the scheme's groups, or a weight is not finite.
     """
     reason = scheme_problem(tuple(weight.shape), scheme)
@@ -51,7 +58,12 @@ def rounded(
     if reason is not None:
         raise ValueError(f"a weight {tuple(weight.shape)} cannot be {scheme}: {reason}")
     n, k = weight.shape
-    pieces = [_rounded(some.float(), scheme, importance) for some in weight.split(max(_AT_ONCE // k, 1))]
+    rows = max(_AT_ONCE // k, 1)
+    sizes = (weight.abs().amax(1, keepdim=True) if largest is None else largest.to(weight)).split(rows)
+    pieces = [
+        _rounded(some.float(), scheme, importance, size.float())
+        for some, size in zip(weight.split(rows), sizes, strict=True)
+    ]
     codes = torch.cat([piece[0] for piece in pieces])
     scale = torch.cat([piece[1] for piece in pieces])
     kind = dtype or weight.dtype
@@ -62,12 +74,12 @@ def rounded(
 
 
 def _rounded(
-    weight: torch.Tensor, scheme: Scheme, importance: torch.Tensor | None
+    weight: torch.Tensor, scheme: Scheme, importance: torch.Tensor | None, largest: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes uint8 and scales in bfloat16 of a weight [n, k] in float32."""
+    """Return codes uint8 and scales in bfloat16 of a weight [n, k] in float32. largest: [n, 1]"""
     n, k = weight.shape
     if scheme == "fp8":
-        scale = _bfloat16(weight.abs().amax(1, keepdim=True) / _LARGEST_FP8)
+        scale = _bfloat16(largest / _LARGEST_FP8)
         values = (weight / scale.float()).clamp(-_LARGEST_FP8, _LARGEST_FP8).to(torch.float8_e4m3fn)
         return values.view(torch.uint8), scale
     groups = weight.view(n, -1, GROUP[scheme])

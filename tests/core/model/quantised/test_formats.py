@@ -360,13 +360,14 @@ def test_quantised_experts_are_merged(tmp_path: Path, monkeypatch: pytest.Monkey
         assert torch.equal(codes_of(coded.get_submodule(module))[leaf].values(), value.bfloat16()), key
 
 
-def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path) -> None:
+def write_mxfp4(folder: Path, **sizes: int) -> dict[str, torch.Tensor]:
+    """Write a tiny GPT-OSS with experts in MXFP4; return transformers' values of these."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     torch.manual_seed(0)
-    model: Any = tiny_model("gpt_oss", hidden_size=64, intermediate_size=32)
-    model.save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
+    model: Any = tiny_model("gpt_oss", hidden_size=64, **{"intermediate_size": 32} | sizes)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     expected: dict[str, torch.Tensor] = {}
     for key in [key for key in state if key.endswith(("gate_up_proj", "down_proj"))]:
@@ -375,9 +376,14 @@ def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path) -> None:
         scales = torch.randint(110, 120, (count, n, k // 32)).byte()
         state |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
         expected[key] = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.bfloat16)
-    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    return expected
+
+
+def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path) -> None:
+    expected = write_mxfp4(tmp_path)
     read = read_weights(str(tmp_path), EngineConfig(device="cpu", dtype="bfloat16"), CPU)
     assert len(expected) == 4 and all(torch.equal(read.get_parameter(key), value) for key, value in expected.items())
 
