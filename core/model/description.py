@@ -96,7 +96,7 @@ def model_config(model: Any, config: EngineConfig) -> Any:
             return AutoConfig.from_pretrained(
                 source, trust_remote_code=config.trust_remote_code, local_files_only=local
             )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last of a value of a wrong kind
         raise ModelError(f"no configuration could be read from {source!r}: {why_not(source, error)}") from error
 
 

@@ -34,6 +34,9 @@ _PART = re.compile(
 )
 """A tensor that belongs to a quantised weight beside or instead of `weight`."""
 
+_CONTRADICTIONS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of tensors whose shapes or types are not those of their format."""
+
 _MXFP4 = re.compile(r"(?P<name>.+)_(?P<part>blocks|scales)")
 _UNUSED = re.compile(r".+\.(?:[qkv]_scale|kv_scale|input_scale|output_scale|input_global_scale|input_zero_point)")
 """Scales of activations and KV, which no weight needs: this runtime computes its own."""
@@ -121,13 +124,17 @@ def _state(
         tensors: dict[str, torch.Tensor] = {}
         try:
             tensors |= {part: files.read(name) for part, name in parts.items() if part != "weight_format"}
-            weight = read_layer(tensors, quantization, shapes.get(own_name(f"{layer}.weight")), dtype)
+            shape = shapes.get(own_name(f"{layer}.weight"))
+            weight = read_layer(tensors, quantization, shape, dtype)
+            if shape is not None and shape != weight.shape:
+                raise Unread(f"its tensors give a weight {list(weight.shape)}, expected {list(shape)} by config.json")
         except Unread as error:
             raise unreadable(source, layer, error) from error
-        except (KeyError, ValueError) as error:
-            given = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in tensors.items())
+        except _CONTRADICTIONS as error:
+            given = ", ".join(f"{part} {tensor.dtype} {list(tensor.shape)}" for part, tensor in tensors.items())
             expected = list(shapes.get(own_name(f"{layer}.weight"), ()))
-            reason = f"{given} are no weight {expected} of {quantization['quant_method']!r} ({error})"
+            said = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
+            reason = f"{given} are no weight {expected} of {quantization['quant_method']!r} ({said})"
             raise unreadable(source, layer, reason) from error
         weight = weight if part is None else part.weight(f"{layer}.weight", weight)
         found_experts = merged.add(layer, weight)
@@ -137,7 +144,7 @@ def _state(
         place = held.keep(own_name(f"{layer}.weight"), weight)
         yield f"{layer}.weight", place if place is not None else weight.dense()
     yield from merged.rest()
-    yield from _experts(files, experts, held, dtype, part)
+    yield from _experts(source, files, experts, held, dtype, part)
     for name in files.names:
         if name not in taken and not _UNUSED.fullmatch(name):
             tensor = files.read(name)
@@ -165,6 +172,7 @@ def _own_names(model: Any) -> Callable[[str], str]:
 
 
 def _experts(
+    source: str,
     files: _TensorFiles,
     experts: Mapping[str, Mapping[str, str]],
     held: HeldWeights,
@@ -176,11 +184,18 @@ def _experts(
         weights: dict[str, QuantisedWeight] = {}
         num_experts = 0
         for leaf in ("gate_up_proj", "down_proj"):
-            parts = experts[f"{module}.{leaf}"]
+            parts = experts.get(f"{module}.{leaf}", {})
+            missing = [of for of in ("blocks", "scales") if of not in parts]
+            if missing:
+                raise unreadable(source, f"{module}.{leaf}", f"it has no {missing[0]!r}")
             blocks, scales = (files.read(parts[of]) for of in ("blocks", "scales"))
             if part is not None:
                 blocks, scales = (part.experts(f"{module}.{leaf}", tensor) for tensor in (blocks, scales))
-            weights[leaf], num_experts = mxfp4(blocks, scales, dtype), len(blocks)
+            try:
+                weights[leaf], num_experts = mxfp4(blocks, scales, dtype), len(blocks)
+            except (Unread, *_CONTRADICTIONS) as error:
+                given = f"blocks {list(blocks.shape)} and scales {list(scales.shape)}"
+                raise unreadable(source, f"{module}.{leaf}", f"{given} are no experts in MXFP4 ({error})") from error
         places = held.keep_experts(module, weights["gate_up_proj"], weights["down_proj"], num_experts, transposed=True)
         if places is not None:
             yield from places.items()
@@ -194,14 +209,19 @@ class _TensorFiles:
     """The tensors of the safetensors files of a folder, mapped."""
 
     def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise ModelError(f"{str(folder)!r} has no safetensors files, the only ones that are read quantised")
         self._files: dict[str, Any] = {}
         for path in paths:
-            file: Any = safe_open(str(path), "pt")
+            try:
+                file: Any = safe_open(str(path), "pt")
+            except (SafetensorError, OSError, ValueError) as error:
+                raise ModelError(
+                    f"{str(path)!r} is truncated or damaged ({path.stat().st_size:,} bytes): {error}; download it again"
+                ) from error
             self._files |= dict.fromkeys(file.keys(), file)
 
     @property

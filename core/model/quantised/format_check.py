@@ -108,6 +108,11 @@ def quantization_of(hf_config: Any, folder: Path | None) -> Mapping[str, Any] | 
             found = {"quant_method": "modelopt", **own["quantization"]}
     if found is None:
         return None
+    if not isinstance(found, Mapping) and not hasattr(found, "to_dict"):
+        raise ModelError(
+            f"config.json has the quantization_config {found!r}, expected an object with a 'quant_method'; restore "
+            f"config.json from where the model came from, or {REMEDY}"
+        )
     described: dict[str, Any] = dict(found) if isinstance(found, Mapping) else found.to_dict()
     method = described.get("quant_method")
     if method is None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from graftlm.core.errors import ModelError
-from graftlm.kernels.quantised_weight import QuantisedWeight, Table
+from graftlm.kernels.quantised_weight import VALUES, QuantisedWeight, Table
 
 Tensors = Mapping[str, torch.Tensor]
 """The tensors of a layer by the ends of their names: "weight_packed", "qweight", ..."""
@@ -37,6 +37,7 @@ def read_layer(tensors: Tensors, config: Config, shape: tuple[int, ...] | None, 
     shape   of the weight, if the model's module is known
     Raises Unread for tensors of a format that is not supported.
     """
+    _check_config(config)
     if "qweight" in tensors:
         return _awq(tensors, config, dtype) if config["quant_method"] == "awq" else _gptq(tensors, config, shape, dtype)
     if "weight_packed" in tensors:
@@ -57,14 +58,55 @@ def read_layer(tensors: Tensors, config: Config, shape: tuple[int, ...] | None, 
     return _of_bytes(weight, scale, tensors.get("weight_zero_point"), dtype, _block(config))
 
 
+def _check_config(config: Config) -> None:
+    """Raise Unread for what a quantization_config does with weights beside their codes."""
+    transform = config.get("transform_config")
+    if isinstance(transform, Mapping) and transform.get("config_groups"):
+        raise Unread("its inputs or outputs are transformed when the model runs (transform_config)")
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
+        raise Unread(f"it is sparse ({sparsity['format']!r})")
+    algorithm = str(config.get("quant_algo") or "")
+    if config["quant_method"] == "modelopt" and any(part in algorithm for part in ("AWQ", "SQ", "SVD")):
+        raise Unread(f"its inputs are scaled when the model runs (quant_algo {algorithm!r})")
+
+
+def _weights_of(config: Config) -> list[Mapping[str, Any]]:
+    """Return how compressed-tensors' groups of layers are quantised."""
+    groups = config.get("config_groups") or {}
+    given = groups.values() if isinstance(groups, Mapping) else groups
+    found = [group.get("weights") for group in given if isinstance(group, Mapping)]
+    return [weights for weights in found if isinstance(weights, Mapping)]
+
+
 def _block(config: Config) -> tuple[int, int]:
     """Return outputs and inputs of a block of a scale."""
     found = config.get("weight_block_size")
-    for group in (config.get("config_groups") or {}).values():
-        found = found or (group.get("weights") or {}).get("block_structure")
+    for weights in _weights_of(config):
+        found = found or weights.get("block_structure")
     if isinstance(found, str):  # "128x128"
         found = found.split("x")
-    return (int(found[0]), int(found[1])) if found else (128, 128)
+    if not found:
+        return 128, 128
+    height, width = (int(part) for part in found)
+    if min(height, width) < 1:
+        raise Unread(f"its blocks are {list(found)}, expected two sizes from 1 on")
+    return height, width
+
+
+def _check_groups(config: Config, bits: int, k: int, num_groups: int) -> None:
+    """Raise Unread if bits or inputs of a group are not those of the quantization_config, where it has one for all."""
+    if config["quant_method"] == "compressed-tensors":
+        given = [(found.get("num_bits"), found.get("group_size")) for found in _weights_of(config)]
+    elif any(config.get(key) for key in ("dynamic", "extra_config", "layer_config")):
+        return
+    else:
+        given = [(config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size")))]
+    own = bits, k // num_groups
+    sizes = [(b, {None: own[1], -1: k}.get(g, g)) for b, g in given if b is not None]
+    if sizes and not any(b == own[0] and (g == own[1] or num_groups == 1) for b, g in sizes):
+        said = " or ".join(f"{b} bits in groups of {g}" for b, g in dict.fromkeys(sizes))
+        raise Unread(f"its tensors are of {own[0]} bits in groups of {own[1]} of {k} inputs, config.json says {said}")
 
 
 # -- 8 bits --------------------------------------------------------------------------------------------------------
@@ -87,6 +129,8 @@ def _of_bytes(
     if weight.dtype is torch.int8:
         codes, table = torch.from_numpy(codes.numpy() ^ 128), None
         zeros = 128 if zero is None or not zero.any() else zero.to(torch.int16).reshape(n, -1) + 128
+    if scale.dtype is torch.uint8:  # MXFP8: powers of two
+        scale = torch.exp2(scale.float() - 127)
     scale = scale.reshape(1, 1).expand(n, 1) if scale.numel() == 1 else scale if scale.dim() == 2 else scale[:, None]
     if scale.shape[0] == n:
         return _weight(codes, 8, table, 1, scale, zeros, dtype)
@@ -110,6 +154,12 @@ def _weight(
     order: torch.Tensor | None = None,
 ) -> QuantisedWeight:
     k = codes.shape[1] * 8 // bits
+    if not scale.is_floating_point():
+        raise Unread(f"its scales are {scale.dtype}")
+    if not torch.isfinite(scale.float()).all():
+        raise Unread("a scale is infinite or no number")
+    if table != "nf4" and scale.numel() and not scale.float().any():  # other writers give rows of zeros a scale above 0
+        raise Unread("all of its scales are 0: its file is incomplete or damaged")
     if k % scale.shape[1]:
         raise Unread(f"{k} inputs have {scale.shape[1]} scales")
     return QuantisedWeight(
@@ -143,6 +193,9 @@ def _four_bit_floats(tensors: Tensors, dtype: torch.dtype) -> QuantisedWeight:
     scale = tensors["weight_scale"]
     if codes is None or codes.dtype is not torch.uint8:
         raise Unread("its 4-bit floats are not packed in bytes")
+    group = 32 if scale.dtype is torch.uint8 else 16
+    if scale.shape[-1] * group != 2 * codes.shape[-1]:
+        raise Unread(f"{2 * codes.shape[-1]} inputs have {scale.shape[-1]} scales, expected one for each {group}")
     if scale.dtype is torch.uint8:
         scale = torch.exp2(scale.float() - 127)
     elif "weight_global_scale" in tensors:
@@ -174,7 +227,11 @@ def _nf4(tensors: Tensors, dtype: torch.dtype) -> QuantisedWeight:
     (n, k), block = found["shape"], int(found["blocksize"])
     if found["quant_type"] != "nf4" or k % block:
         raise Unread(f"it is {found['quant_type']} in blocks of {block} of {k} inputs; nf4 in whole blocks is read")
-    scale = tensors["weight.absmax"]
+    scale, table = tensors["weight.absmax"], tensors.get("weight.quant_map")
+    if table is not None and not torch.allclose(table.float(), torch.tensor(VALUES["nf4"]), atol=1e-4):
+        raise Unread("the values of its codes (quant_map) are not those of nf4")
+    if scale.numel() != n * k // block:
+        raise Unread(f"it has {scale.numel()} scales, expected {n * k // block} for {[n, k]} in blocks of {block}")
     if "weight.nested_absmax" in tensors:
         outer = tensors["weight.nested_absmax"].float().repeat_interleave(int(found["nested_blocksize"]))
         inner = tensors["weight.nested_quant_map"].float()[scale.long().flatten()]
@@ -189,8 +246,10 @@ def _nf4(tensors: Tensors, dtype: torch.dtype) -> QuantisedWeight:
 
 def _fields(words: torch.Tensor, bits: int, axis: int) -> npt.NDArray[np.uint8]:
     """Return the fields of int32 words along an axis, lowest first."""
-    if 32 % bits or bits not in (4, 8):
+    if bits not in (4, 8):
         raise Unread(f"it has {bits} bits; 4 and 8 are read")
+    if words.dtype is not torch.int32:
+        raise Unread(f"its codes or zero points are {words.dtype}, expected int32")
     raw = np.ascontiguousarray(words.numpy() if axis == 1 else words.numpy().T).view("<u4").view(np.uint8)
     if bits == 4:
         wide = raw.astype("<u2")
@@ -206,11 +265,18 @@ def _packed_words(tensors: Tensors, config: Config, dtype: torch.dtype) -> Quant
     codes = _fields(words, bits, 1)[:, :k]
     middle = 1 << bits - 1
     zeros: torch.Tensor | int = middle
+    groups = tensors.get("weight_g_idx")
+    given = _weights_of(config)
+    if zero is None and given and all(found.get("symmetric") is False for found in given):
+        raise Unread("it has no 'weight_zero_point', and config.json says that its codes are not symmetric")
+    if groups is None and given and all(found.get("actorder") in (True, "group", "dynamic") for found in given):
+        raise Unread("it has no 'weight_g_idx', and config.json says that its inputs are ordered (actorder)")
+    _check_groups(config, bits, k, scale.shape[1])
     if zero is not None:
         packed = zero.dtype is torch.int32
         zeros = torch.from_numpy(_fields(zero, bits, 0)[:n].copy()) if packed else zero.to(torch.int16) + middle
         zeros = zeros.reshape(n, -1)
-    return _ordered(codes, bits, scale, zeros, tensors.get("weight_g_idx"), dtype)
+    return _ordered(codes, bits, scale, zeros, groups, dtype)
 
 
 def _gptq(tensors: Tensors, config: Config, shape: tuple[int, ...] | None, dtype: torch.dtype) -> QuantisedWeight:
@@ -221,9 +287,15 @@ def _gptq(tensors: Tensors, config: Config, shape: tuple[int, ...] | None, dtype
     words, order = tensors["qweight"], tensors.get("g_idx")
     k = order.numel() if order is not None else shape[1] if shape is not None else words.shape[0] * 8
     bits = 32 * words.shape[0] // k
+    version = config.get("checkpoint_format")
+    if version not in (None, "", "gptq", "gptq_v2"):
+        raise Unread(f"it is GPTQ of format {version!r}; 'gptq' and 'gptq_v2' are read")
+    if order is None and config.get("desc_act"):
+        raise Unread("it has no 'g_idx', and config.json says that its inputs are ordered (desc_act)")
+    _check_groups(config, bits, k, len(tensors["scales"]))
     codes = np.ascontiguousarray(_fields(words, bits, 0).T)
     zero = _fields(tensors["qzeros"], bits, 1).astype(np.int16).T
-    less = config.get("checkpoint_format") != "gptq_v2"
+    less = version != "gptq_v2"
     if config.get("sym") and (zero == zero.flat[0]).all():
         less = bool(zero.flat[0] == (1 << bits - 1) - 1)
     zeros = torch.from_numpy(np.ascontiguousarray(zero + 1 if less else zero))
@@ -241,7 +313,10 @@ def _awq(tensors: Tensors, config: Config, dtype: torch.dtype) -> QuantisedWeigh
         fields = fields.reshape(len(fields), -1, 8)[:, :, _AWQ_PLACES].reshape(len(fields), -1)
         return np.ascontiguousarray(fields.T)
 
+    if "qzeros" not in tensors and config.get("zero_point", True):
+        raise Unread("it has no 'qzeros', and config.json says that it has zero points")
     zeros = torch.from_numpy(straight(tensors["qzeros"])) if "qzeros" in tensors else 8
+    _check_groups(config, 4, len(tensors["qweight"]), len(tensors["scales"]))
     return _ordered(straight(tensors["qweight"]), 4, tensors["scales"].t(), zeros, None, dtype)
 
 
@@ -256,8 +331,13 @@ def _ordered(
     """Return the weight of codes [n, k] whose inputs belong to `groups` [k], sorted by group if they are not."""
     k, num_groups = codes.shape[1], scale.shape[1]
     order = None
-    if groups is not None and (groups >= 0).all():
+    if groups is not None and not (groups == -1).all():  # which stands for none
         each = groups.numpy()
+        if len(each) != k or each.min() < 0 or each.max() >= num_groups:
+            raise Unread(
+                f"the groups of its inputs are {len(each)} numbers from {each.min()} to {each.max()}, expected {k} "
+                f"from 0 to {num_groups - 1}"
+            )
         if not np.array_equal(each, np.arange(k) // (k // num_groups)):
             if not (np.bincount(each, minlength=num_groups) == k // num_groups).all():
                 raise Unread("its groups of inputs differ in size")

@@ -231,6 +231,11 @@ def nvfp4(weight: torch.Tensor, *, divides: bool) -> Written:
     return tensors, torch.tensor(VALUES["e2m1"])[codes] * wide(each, weight.shape[1])
 
 
+def mxfp8(weight: torch.Tensor) -> Written:
+    exponents = torch.randint(118, 122, (len(weight), weight.shape[1] // 32)).byte()
+    return fp8(weight, exponents, wide(torch.exp2(exponents.float() - 127), weight.shape[1]))
+
+
 def mxfp4_linear(weight: torch.Tensor) -> Written:
     codes, _ = four_bit_floats(weight, 32)
     exponents = torch.randint(115, 125, (len(weight), weight.shape[1] // 32)).byte()
@@ -256,6 +261,7 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Written], dict[str, Any]]] = {
     "compressed-tensors W8A16": (w8a16, scheme(num_bits=8, type="int", group_size=GROUP)),
     "compressed-tensors NVFP4": (lambda weight: nvfp4(weight, divides=True), scheme(num_bits=4, type="float")),
     "compressed-tensors MXFP4": (mxfp4_linear, scheme(num_bits=4, type="float", group_size=32)),
+    "compressed-tensors MXFP8": (mxfp8, scheme(num_bits=8, type="float", group_size=32)),
     "FP8 block": (fp8_block, BLOCKS),
     "AWQ": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}),
     "GPTQ": (gptq, GPTQ),
@@ -405,6 +411,97 @@ def test_what_no_reader_knows_is_refused_with_the_layer(tmp_path: Path) -> None:
         load_model(tmp_path, EngineConfig(device="cpu"))
     with pytest.raises(ConfigError, match="quantised already"):
         load_model(tmp_path, EngineConfig(device="cpu", quantization="fp8"))
+
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+def changed(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor | None], **config: Any) -> None:
+    """Write a folder one of whose tensors is changed, or missing (None), and its quantization_config."""
+    write(folder, name.partition(":")[0])
+    state = load_file(folder / "model.safetensors")
+    key = f"{UP}.{name.partition(':')[2]}"
+    if (new := change(state.pop(key))) is not None:
+        state[key] = new.contiguous()
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    found = json.loads((folder / "config.json").read_text())
+    found["quantization_config"] |= config
+    (folder / "config.json").write_text(json.dumps(found))
+
+
+REFUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor | None], dict[str, Any], str]] = {
+    # these were an IndexError, a TypeError or a ZeroDivisionError
+    "AWQ:scales": (torch.flatten, {}, "its tensors are of 4 bits in groups of 0 of 64 inputs"),
+    "GPTQ:qweight": (lambda x: x[:0], {}, "its tensors are of 0 bits"),
+    "GPTQ:g_idx": (lambda x: x + 100, {}, "64 numbers from 100 to 101, expected 64 from 0 to 1"),
+    "bitsandbytes nf4:weight.nested_quant_map": (lambda x: x[:9], {}, "are no weight"),
+    "compressed-tensors NVFP4:weight_packed": (torch.flatten, {}, "4096 inputs have 4 scales"),
+    "FP8 block:weight": (torch.clone, {"weight_block_size": [0, 0]}, r"its blocks are \[0, 0\], expected two sizes"),
+    "compressed-tensors W8A8:weight_scale": (lambda x: x[:9], {}, "are no blocks of"),
+    # these were read, as other weights
+    "torchao int8:_weight_scale": (torch.zeros_like, {}, "all of its scales are 0"),
+    "AWQ:qweight": (torch.Tensor.float, {}, "codes or zero points are torch.float32, expected int32"),
+    "AWQ:qzeros": (lambda x: None, {}, "it has no 'qzeros', and config.json says that it has zero points"),
+    "GPTQ, act-order:g_idx": (lambda x: None, {}, "it has no 'g_idx', and config.json says"),
+    "GPTQ, 8 bits:scales": (
+        torch.clone,
+        {"bits": 3},
+        "of 8 bits in groups of 32 of 64 inputs, config.json says 3",
+    ),
+    "GPTQ, version 2:scales": (torch.clone, {"group_size": 48}, "config.json says 4 bits in groups of 48"),
+    "GPTQ, symmetric:scales": (torch.clone, {"checkpoint_format": "marlin"}, "it is GPTQ of format 'marlin'"),
+    "bitsandbytes nf4, plain scales:weight.absmax": (lambda x: x[:64], {}, "64 scales, expected 128 for"),
+    "bitsandbytes nf4, plain scales:weight.quant_map": (torch.zeros_like, {}, "are not those of nf4"),
+    "compressed-tensors MXFP4:weight_scale": (
+        lambda x: x[:, :1],
+        {},
+        "64 inputs have 1 scales, expected one for",
+    ),
+    "compressed-tensors FP8, channel:weight_scale": (lambda x: x / 0, {}, "a scale is infinite or no number"),
+    "compressed-tensors W4A16, act-order:weight_g_idx": (
+        lambda x: None,
+        scheme(num_bits=4, group_size=GROUP, actorder="group"),
+        "it has no 'weight_g_idx', and config.json says",
+    ),
+    "compressed-tensors W4A16, asymmetric:weight_zero_point": (
+        lambda x: None,
+        scheme(num_bits=4, group_size=GROUP, symmetric=False),
+        "it has no 'weight_zero_point', and config.json says",
+    ),
+    "compressed-tensors W4A16:weight_scale": (
+        torch.clone,
+        {"transform_config": {"config_groups": {"u": {}}}},
+        r"transformed when the model runs \(transform_config\)",
+    ),
+    "ModelOpt NVFP4:weight_scale": (torch.clone, {"quant_algo": "NVFP4_AWQ"}, "quant_algo 'NVFP4_AWQ'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_layer_whose_tensors_contradict_each_other_or_the_configuration_is_refused(name: str, tmp_path: Path) -> None:
+    change, config, message = REFUSED[name]
+    changed(tmp_path, name, change, **config)
+    with pytest.raises(ModelError, match=rf"weight of 'model.layers.\d.*' in .* cannot be read: .*{message}"):
+        read_weights(str(tmp_path), EngineConfig(device="cpu"), CPU)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "AWQ")
+    file = tmp_path / "model.safetensors"
+    for size in (0, 100, 50_000):
+        file.write_bytes(file.read_bytes()[:size] if size < 50_000 else file.read_bytes() + bytes(50_000))
+        with pytest.raises(ModelError, match=r"model.safetensors' is truncated or damaged \([\d,]+ bytes\): .* again"):
+            read_weights(str(tmp_path), EngineConfig(device="cpu"), CPU)
+
+
+def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "AWQ")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": "awq"}))
+    with pytest.raises(
+        ModelError, match="quantization_config 'awq', expected an object|no configuration could be read"
+    ):
+        read_weights(str(tmp_path), EngineConfig(device="cpu"), CPU)
 
 
 def test_a_vision_model_with_names_of_older_versions(tmp_path: Path) -> None:
