@@ -66,6 +66,8 @@ def load_model(
             reference = None if loaded.fusions.trusted else Reference.of(loaded)
         except Exception as error:
             raise ModelError(f"{loaded.name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
+        if reference is not None and not isinstance(model, nn.Module):
+            _check_values(loaded, reference)
         pictures = PictureReference.of(loaded)
         if rehearsal is not None:
             if loaded.tokenizer is not None:
@@ -103,6 +105,18 @@ def load_model(
                 record.keep(hf_model)
         give_back()
     return loaded
+
+
+def _check_values(loaded: LoadedModel, reference: Reference) -> None:
+    """Raise ModelError if logits are not finite because of a weight in the files."""
+    if reference.logits.isfinite().all():
+        return
+    name = next((name for name, values in loaded.model.named_parameters() if not values.isfinite().all()), None)
+    if name is not None:
+        raise ModelError(
+            f"{loaded.name!r} has values in {name!r} that are infinite or no numbers; its file is damaged: download it "
+            "again"
+        )
 
 
 def _record_of(

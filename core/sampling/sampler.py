@@ -248,7 +248,10 @@ def _sample_plain(logits: torch.Tensor) -> list[list[Sampled] | GraftError]:
 
 
 def not_finite() -> EngineError:
-    return EngineError("the model's logits are not finite; load it in a wider dtype (dtype='float32')")
+    return EngineError(
+        "the model's logits are not finite; load it in a wider dtype (dtype='float32'); if that does not help, its "
+        "files are damaged: download them again"
+    )
 
 
 def nothing_allowed(sequence: Sequence) -> EngineError:

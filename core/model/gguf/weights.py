@@ -162,9 +162,15 @@ def _path(file: GgufFile) -> str:
 
 def _values(file: GgufFile, family: Family, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
     leaf = info.name.split(".")[-2]
-    if family.plus_one and leaf.endswith("norm"):
-        return (values_of(info, torch.float32) - 1).to(dtype)
-    values = values_of(info, dtype)
+    shifted = family.plus_one and leaf.endswith("norm")
+    values = values_of(info, torch.float32 if shifted else dtype)
+    if info.name.endswith("norm.weight") and not (values.isfinite().all() and values.any()):
+        raise ModelError(
+            f"{info.name!r} in {_path(file)} has values that are infinite or no numbers, or zeros alone; the file is "
+            "incomplete or damaged: download it again"
+        )
+    if shifted:
+        return (values - 1).to(dtype)
     order = _order(file, family, info)
     values = values if order is None else values[torch.from_numpy(order)]
     return values[None] if leaf == "ffn_gate_inp_shexp" and values.dim() == 1 else values
@@ -172,7 +178,19 @@ def _values(file: GgufFile, family: Family, info: TensorInfo, dtype: torch.dtype
 
 def _codes(file: GgufFile, family: Family, info: TensorInfo, dtype: torch.dtype) -> QuantisedWeight:
     raw, order = raw_bytes(info), _order(file, family, info)
-    return quantised(raw if order is None else raw[order], info.kind, dtype)
+    weight = quantised(raw if order is None else raw[order], info.kind, dtype)
+    _check_scales(file, info, weight)
+    return weight
+
+
+def _check_scales(file: GgufFile, info: TensorInfo, weight: QuantisedWeight) -> None:
+    """Raise ModelError for scales that are infinite or no numbers."""
+    given = weight.factors if weight.factors is not None else (weight.scale, weight.minimum)
+    if not all(scales.isfinite().all() for scales in given if scales is not None):
+        raise ModelError(
+            f"{info.name!r} in {_path(file)} ({info.kind.name}) has a scale that is infinite or no number; the file is "
+            "damaged: download it again"
+        )
 
 
 def _order(file: GgufFile, family: Family, info: TensorInfo) -> npt.NDArray[np.int64] | None:

@@ -200,6 +200,25 @@ def test_tensors_that_are_missing_unknown_or_of_another_shape_are_named(tmp_path
         load({})
 
 
+def test_numbers_that_no_model_has_are_named_with_their_tensor(tmp_path: Path) -> None:
+    """They were an error of the first request, which advised a wider dtype."""
+    model = tiny_model("llama")
+    meta, tensors = metadata_of(model, "llama"), tensors_of(model, "llama")
+    path, up = tmp_path / "m.gguf", tensors["blk.1.ffn_up.weight"][0].copy()
+    up[3, 3] = np.nan
+    with pytest.raises(ModelError, match=r"has values in 'model.layers.1.mlp.up_proj.weight' that are infinite"):
+        load_model(write_gguf(path, meta, tensors | {"blk.1.ffn_up.weight": (up, "F32")}), CPU)
+    for value in (0, np.inf):
+        norm = {"blk.1.attn_norm.weight": (np.full(64, value, np.float32), "F32")}
+        with pytest.raises(ModelError, match=r"'blk.1.attn_norm.weight' in .* has values that are infinite or no"):
+            load_model(write_gguf(path, meta, tensors | norm), CPU)
+    coded = quantised_tensors(model)
+    raw = coded["blk.0.attn_q.weight"][0]
+    raw[5, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+    with pytest.raises(ModelError, match=r"'blk.0.attn_q.weight' in .* \(Q8_0\) has a scale that is infinite or no"):
+        load_model(write_gguf(path, meta, coded), CPU)
+
+
 def test_experts_that_are_missing_or_of_another_shape_are_named(tmp_path: Path) -> None:
     kind, overrides, extra = FAMILIES["qwen3moe"]
     model = tiny_model(kind, **overrides)
