@@ -228,7 +228,9 @@ def _nf4(tensors: Tensors, dtype: torch.dtype) -> QuantisedWeight:
     if found["quant_type"] != "nf4" or k % block:
         raise Unread(f"it is {found['quant_type']} in blocks of {block} of {k} inputs; nf4 in whole blocks is read")
     scale, table = tensors["weight.absmax"], tensors.get("weight.quant_map")
-    if table is not None and not torch.allclose(table.float(), torch.tensor(VALUES["nf4"]), atol=1e-4):
+    if table is not None and not torch.allclose(
+        table.float(), torch.tensor(VALUES["nf4"], dtype=torch.float32), atol=1e-4
+    ):
         raise Unread("the values of its codes (quant_map) are not those of nf4")
     if scale.numel() != n * k // block:
         raise Unread(f"it has {scale.numel()} scales, expected {n * k // block} for {[n, k]} in blocks of {block}")
