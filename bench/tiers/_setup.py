@@ -32,9 +32,9 @@ class Sizes(NamedTuple):
 
 
 def sizes(options: Options) -> list[Sizes]:
-    """Chats with a short first text, and on a GPU with a document too."""
+    """Chats with a short first text, and on a GPU with a document of three pages and one of eight too."""
     if torch.cuda.is_available():
-        return [Sizes(64, 6, 500, 200, 64), Sizes(64, 6, 1600, 200, 64)]
+        return [Sizes(64, 6, first, 200, 64) for first in (500, 1600, 4000)]
     return [Sizes(*options.choose((16, 4, 60, 30, 8), (64, 6, 60, 30, 8)))]
 
 
@@ -46,7 +46,7 @@ def _model() -> Any:
     from bench.gpu.shapes import SHAPES
 
     shape = dict(SHAPES["llama3-8b"])
-    return GraftLMShape(AutoConfig.for_model(shape.pop("model_type"), **shape), 4096).model
+    return GraftLMShape(AutoConfig.for_model(shape.pop("model_type"), **shape), 8192).model
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def opened(size: Size = "tiny", **cache_options: Any) -> Iterator[Runtime]:
     with Runtime(
         _model() if torch.cuda.is_available() else random_model(size),
         tokenizer=byte_tokenizer(),
-        max_model_len=4096,
+        max_model_len=8192,
         max_batch=64,
         quiet=True,
         cache=CacheConfig(dtype="model", **cache_options),

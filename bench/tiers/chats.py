@@ -19,7 +19,7 @@ def run(options: Options) -> Sequence[Row]:
 def _chats(of: Sizes) -> list[Row]:
     import torch
 
-    host = HOST_BYTES if torch.cuda.is_available() else HOST_BYTES >> 7
+    host = max(HOST_BYTES, 144_000 * of.total) if torch.cuda.is_available() else HOST_BYTES >> 7
     ways = {
         "endless pool": {"max_tokens": 2 * of.total},
         "evicted": {"max_tokens": of.total // 3},
