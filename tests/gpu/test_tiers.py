@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graftlm.core.kv.tiers.block_copier import BlockCopier, BlockLayout, Run
+from graftlm.core.kv.tiers.block_copier import BUFFERS, BlockCopier, BlockLayout, Run
 
 pytestmark = pytest.mark.gpu
 BLOCK = 64
@@ -19,10 +19,11 @@ def test_blocks_come_back_from_host_memory_unchanged_while_their_slots_are_writt
     layout = BlockLayout(parts, BLOCK)
     copier = BlockCopier(parts, layout)
     starts = torch.randperm(5000 // BLOCK)[:40].tolist()
-    for at in range(0, len(starts), 8):
-        eight = [start * BLOCK for start in starts[at : at + 8]]
-        rows = torch.empty(len(eight), layout.num_bytes, dtype=torch.uint8).pin_memory().split([1, 4, len(eight) - 5])
-        runs = [Run(row, 3 * (row % 2), start, BLOCK - 3 * (row % 2)) for row, start in enumerate(eight)]
+    assert len(starts) // 4 > BUFFERS
+    for at in range(0, len(starts), 4):
+        four = [start * BLOCK for start in starts[at : at + 4]]
+        rows = torch.empty(len(four), layout.num_bytes, dtype=torch.uint8).pin_memory().split([1, 2, 1])
+        runs = [Run(row, 3 * (row % 2), start, BLOCK - 3 * (row % 2)) for row, start in enumerate(four)]
         saved = copier.save(runs, rows)
         assert saved is not None
         for part in parts:

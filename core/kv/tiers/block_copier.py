@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 """Bytes to whose multiples the tensors of a row are aligned."""
 
-STAGING_BYTES = 1 << 29
-"""Bytes of each of the four device buffers that copies pass through on a GPU, at most: two take a large step's KV."""
+BUFFERS = 8
+"""Device buffers for each direction. A step that evicts more than all of them hold waits until one has been copied."""
+
+STAGING_BYTES = 1 << 27
+"""Bytes of each device buffer that copies pass through on a GPU, at most: eight take a large step's KV."""
 
 STAGING_SHARE = 1 / 64
-"""Share of a GPU's memory that the four take at most."""
-
+"""Share of a GPU's memory that all buffers take at most."""
 
 MOST_ROWS = 256
 
@@ -105,10 +107,10 @@ class BlockCopier:
     buffers and pinned host memory. Out: a kernel on the stream of the steps packs the tokens, in the order of the
     steps, so that no copy reads a slot before its step has written it. In: a kernel on a third stream stores the
     tokens, after all steps that are launched by then, so that no slot is written that an earlier step still reads. So
-    no copy waits for the host once it has begun, however long the steps are. A buffer has two halves; events keep each
-    half until its bytes have left it.
+    no copy waits for the host once it has begun, however long the steps are. Buffers are taken in turn; events keep
+    each until its bytes have left it.
 
-    capacity  rows of a half: the most that one call takes
+    capacity  rows of a buffer: the most that one call takes
     """
 
     def __init__(self, parts: Sequence[torch.Tensor], layout: BlockLayout, staging_bytes: int = STAGING_BYTES) -> None:
@@ -118,24 +120,25 @@ class BlockCopier:
         self._streams: _Streams | None = None
         if self.device.type == "cuda":
             memory = torch.cuda.get_device_properties(self.device).total_memory
-            staging_bytes = min(staging_bytes, int(memory * STAGING_SHARE) // 4)
+            staging_bytes = min(staging_bytes, int(memory * STAGING_SHARE) // (2 * BUFFERS))
         self.capacity = max(1, min(staging_bytes // layout.num_bytes, MOST_ROWS))
-        self._halves = [0, 0]
+        self._next = [0, 0]
         if self.device.type == "cuda":
             self._streams = _Streams(*(torch.cuda.Stream(self.device) for _ in range(3)))
-            shape = (2, 2, self.capacity, layout.num_bytes)  # direction, half
+            shape = (2, BUFFERS, self.capacity, layout.num_bytes)  # 2 directions
             self._buffers = torch.empty(shape, dtype=torch.uint8, device=self.device)
-            self._free: list[list[torch.cuda.Event | None]] = [[None, None], [None, None]]
+            self._free: list[list[torch.cuda.Event | None]] = [[None] * BUFFERS, [None] * BUFFERS]
             self._saving: deque[tuple[torch.cuda.Event, set[int]]] = deque()
             self._make_block_rows(parts)
 
     @property
-    def idle(self) -> bool:
-        """Whether the next `save` starts without waiting for an earlier one."""
+    def room(self) -> int:
+        """Rows that are saved without waiting for an earlier `save`."""
         if self._streams is None:
-            return True
-        event = self._free[0][self._halves[0]]
-        return event is None or bool(event.query())
+            return BUFFERS * self.capacity
+        free = self._free[0][self._next[0] :] + self._free[0][: self._next[0]]
+        busy = (i for i, event in enumerate(free) if event is not None and not event.query())
+        return next(busy, BUFFERS) * self.capacity
 
     def save(self, runs: Sequence[Run], pieces: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
         """Copy tokens out to rows of host memory, at most `capacity`; the slots may be written again by later launches.
@@ -147,9 +150,9 @@ class BlockCopier:
             if self._streams is None:
                 self._gather(runs, [self.layout.views(row[None]) for piece in pieces for row in piece])
                 return None
-            buffer, half = self._half(0)
+            buffer, number = self._take_buffer(0)
             out, current = self._streams.out, torch.cuda.current_stream(self.device)
-            if (free := self._free[0][half]) is not None:
+            if (free := self._free[0][number]) is not None:
                 current.wait_event(free)
             copies = _beside(buffer, pieces)
             self._gather_by_index(runs, buffer)
@@ -158,7 +161,7 @@ class BlockCopier:
                 for piece, packed in copies:
                     piece.copy_(packed, non_blocking=True)
             done: torch.cuda.Event = out.record_event()
-            self._free[0][half] = done
+            self._free[0][number] = done
             self._forget_saved()
             self._saving.append((done, self._addresses(pieces)))
             return done
@@ -173,10 +176,10 @@ class BlockCopier:
             if self._streams is None:
                 self._scatter(runs, [self.layout.views(row[None]) for piece in pieces for row in piece])
                 return Arrival(None)
-            buffer, half = self._half(1)
+            buffer, number = self._take_buffer(1)
             into, placing, launched = self._streams.into, self._streams.placing, torch.cuda.current_stream(self.device)
             self._await_saves(into, pieces)
-            if (free := self._free[1][half]) is not None:
+            if (free := self._free[1][number]) is not None:
                 into.wait_event(free)
             with torch.cuda.stream(into):
                 for piece, packed in _beside(buffer, pieces):
@@ -186,7 +189,7 @@ class BlockCopier:
             with torch.cuda.stream(placing):
                 self._scatter_by_index(runs, buffer)
             done: torch.cuda.Event = placing.record_event()
-            self._free[1][half] = done
+            self._free[1][number] = done
             return Arrival(done)
 
     def synchronize(self) -> None:
@@ -211,10 +214,10 @@ class BlockCopier:
         while self._saving and self._saving[0][0].query():
             self._saving.popleft()
 
-    def _half(self, direction: int) -> tuple[torch.Tensor, int]:
-        half = self._halves[direction]
-        self._halves[direction] = 1 - half
-        return self._buffers[direction, half], half
+    def _take_buffer(self, direction: int) -> tuple[torch.Tensor, int]:
+        number = self._next[direction]
+        self._next[direction] = (number + 1) % BUFFERS
+        return self._buffers[direction, number], number
 
     def _gather(self, runs: Sequence[Run], views: Sequence[Sequence[torch.Tensor]]) -> None:
         for row, offset, start, size in runs:

@@ -284,8 +284,8 @@ class CacheTiers:
         """On a GPU keep some slots free, a few blocks at a time, so that no step waits for copies of what it evicts."""
         cache, copier = self.cache, self.host.copier
         missing = cache.num_slots // FREE - cache.pool.num_free
-        if copier.device.type == "cuda" and missing > 0 and cache.tree.num_evictable and copier.idle:
-            cache.evict(min(missing, copier.capacity * BLOCK_TOKENS // 2))
+        if copier.device.type == "cuda" and missing > 0 and cache.tree.num_evictable and (room := copier.room):
+            cache.evict(min(missing, room * BLOCK_TOKENS // 2))
 
 
 def _held(cache: PrefixCache, looked: Looked, namespace: str, peek: Peek) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graftlm.core.kv.tiers.host_memory import HostRows
 
 
-MOST_COPIES = 8
+MOST_COPIES = 24
 """Copies that are launched and have not arrived: some 50 ms of them, so that they go on during a long step."""
 
 
