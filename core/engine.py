@@ -170,12 +170,12 @@ class LocalEngine:
         if self.drafter is not None:
             self.drafter.forget()
 
-    def drop(self, ids: np.ndarray, keep: int) -> None:
+    def drop(self, ids: np.ndarray, keep: int, namespace: str) -> None:
         """Free the cached KV of `ids` after the first `keep` tokens, unless something else uses it."""
         tiers = self.cache.tiers
         if tiers is not None:
             tiers.paused = True  # it is not needed in host memory either
-        self.cache.pool.free(self.cache.tree.drop(ids, keep))
+        self.cache.pool.free(self.cache.tree.drop(ids, keep, namespace))
         if tiers is not None:
             tiers.paused = False
 

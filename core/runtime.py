@@ -110,6 +110,7 @@ class Runtime(OneConstructor):
     base_url   the URL of an OpenAI-compatible API, usually with /v1 at its end, for a model that runs there.
     api_key    its key; None reads GRAFTLM_API_KEY. It is never shown, and not pickled.
     semantic_cache  a SemanticCache: greedy requests get the answers of earlier ones that say nearly the same.
+    namespace  of requests without one: KV is shared within a namespace alone.
     options    fields of EngineConfig: device, dtype, attention, max_model_len, max_batch, max_step_tokens,
                cache, schedule, strict, seed, quantization, trust_remote_code, ...; with `base_url` those of
                EndpointConfig: max_in_flight, max_retries, timeout, budget, prices, capabilities, ...
@@ -127,9 +128,11 @@ class Runtime(OneConstructor):
         base_url: str | None = None,
         api_key: str | None = None,
         semantic_cache: SemanticCache | None = None,
+        namespace: str = "",
         **options: Any,
     ) -> None:
         self.model = model
+        self.namespace = _checked_namespace(namespace)
         self.base_url = base_url
         self.options = options
         self._source: ModelSource | EndpointSource
@@ -160,15 +163,34 @@ class Runtime(OneConstructor):
         base_url: str | None = None,
         api_key: str | None = None,
         semantic_cache: SemanticCache | None = None,
+        namespace: str = "",
         **options: Any,
     ) -> Runtime:
-        """The one runtime of this process for `model` and `options`; closed ones are replaced."""
+        """The one runtime of this process for `model` and `options`; closed ones are replaced.
+
+        Those of several namespaces have one engine.
+        """
         name = os.fspath(model) if isinstance(model, str | os.PathLike) else id(model)
         key: tuple[Any, ...] = (name, None if tokenizer is None else id(tokenizer), semantic_cache)
         remote = base_url is not None or api_key is not None
         key += (EndpointConfig.key_of(base_url, api_key, options) if remote else EngineConfig.from_options(**options),)
         given = {"tokenizer": tokenizer, "base_url": base_url, "api_key": api_key, "semantic_cache": semantic_cache}
-        return cls._shared.get(key, lambda: cls(model, **given, **options))
+        runtime = cls._shared.get(key, lambda: cls(model, **given, **options))
+        if not namespace:
+            return runtime
+        return cls._shared.get((key, _checked_namespace(namespace)), lambda: runtime.in_namespace(namespace))
+
+    def in_namespace(self, namespace: str) -> Runtime:
+        """Return a runtime over the same engine whose requests are of `namespace`; closing either closes both."""
+        view: Runtime = object.__new__(type(self))
+        view.__dict__ |= self.__dict__ | {"namespace": _checked_namespace(namespace), "_view_of": self._whole}
+        return view
+
+    @property
+    def _whole(self) -> Runtime:
+        """The runtime whose life is the engine's; others are views of it."""
+        whole: Runtime = self.__dict__.get("_view_of", self)
+        return whole
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -194,8 +216,9 @@ class Runtime(OneConstructor):
         if self._semantic is not None:
             raise TypeError("a runtime with semantic_cache= cannot be pickled; build it where it runs")
         # A key stays here: where it is unpickled, it is read from the environment.
-        remote: dict[str, Any] = {} if self.base_url is None else {"base_url": self.base_url}
-        return partial(Runtime.shared, **remote, **self.options), (os.fspath(self.model),)
+        given: dict[str, Any] = {} if self.base_url is None else {"base_url": self.base_url}
+        given |= {"namespace": self.namespace} if self.namespace else {}
+        return partial(Runtime.shared, **given, **self.options), (os.fspath(self.model),)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "loaded" if self._thread.loaded else "not loaded"
@@ -261,46 +284,57 @@ class Runtime(OneConstructor):
     # -- calls -------------------------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> Completion: ...
+    def generate(self, prompt: Prompt, *, namespace: str = "", **sampling: Unpack[SamplingOptions]) -> Completion: ...
 
     @overload
-    def generate(self, prompt: Prompts, **sampling: Unpack[SamplingOptions]) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompts, *, namespace: str = "", **sampling: Unpack[SamplingOptions]
+    ) -> list[Completion]: ...
 
-    def generate(self, prompt: Any, **sampling: Any) -> Any:
+    def generate(self, prompt: Any, *, namespace: str = "", **sampling: Any) -> Any:
         """Answer a prompt: a Completion; for a list of prompts a list of them, in order, submitted at once.
 
-        prompt  text taken as is, token ids, or messages; or a list of these.
+        prompt     text taken as is, token ids, or messages; or a list of these.
+        namespace  whose KV is reused, and that gets this prompt's; the runtime's own by default.
         """
         self.check_may_wait("generate()")
-        params = SamplingParams.from_options(**sampling)
+        params, space = SamplingParams.from_options(**sampling), _checked_namespace(namespace)
         if not is_batch(prompt):
-            return self.complete(Request(prompt, params))
-        return self._answer([Request(p, params) for p in prompt])
+            return self.complete(Request(prompt, params, space))
+        return self._answer([Request(p, params, space) for p in prompt])
 
     @overload
-    async def agenerate(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> Completion: ...
+    async def agenerate(
+        self, prompt: Prompt, *, namespace: str = "", **sampling: Unpack[SamplingOptions]
+    ) -> Completion: ...
 
     @overload
-    async def agenerate(self, prompt: Prompts, **sampling: Unpack[SamplingOptions]) -> list[Completion]: ...
+    async def agenerate(
+        self, prompt: Prompts, *, namespace: str = "", **sampling: Unpack[SamplingOptions]
+    ) -> list[Completion]: ...
 
-    async def agenerate(self, prompt: Any, **sampling: Any) -> Any:
+    async def agenerate(self, prompt: Any, *, namespace: str = "", **sampling: Any) -> Any:
         """`generate` on any event loop; cancelling the task frees the request's KV."""
-        params = SamplingParams.from_options(**sampling)
+        params, space = SamplingParams.from_options(**sampling), _checked_namespace(namespace)
         batch = is_batch(prompt)
-        requests = [Request(p, params) for p in (prompt if batch else [prompt])]
+        requests = [Request(p, params, space) for p in (prompt if batch else [prompt])]
         listeners = [AsyncListener(asyncio.get_running_loop()) for _ in requests]
         self._submit(requests, listeners)
         done = await results([listener.future for listener in listeners])
         return done if batch else done[0]
 
-    def stream(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> ChunkStream:
+    def stream(self, prompt: Prompt, *, namespace: str = "", **sampling: Unpack[SamplingOptions]) -> ChunkStream:
         """Iterate over the answer as it is written. Closing the iterator cancels the request."""
-        request = Request(prompt, SamplingParams.from_options(**sampling), stream=True)
+        params = SamplingParams.from_options(**sampling)
+        request = Request(prompt, params, _checked_namespace(namespace), stream=True)
         return self.submit_stream(request)
 
-    async def astream(self, prompt: Prompt, **sampling: Unpack[SamplingOptions]) -> AsyncGenerator[Chunk, None]:
+    async def astream(
+        self, prompt: Prompt, *, namespace: str = "", **sampling: Unpack[SamplingOptions]
+    ) -> AsyncGenerator[Chunk, None]:
         """`stream` on any event loop."""
-        request = Request(prompt, SamplingParams.from_options(**sampling), stream=True)
+        params = SamplingParams.from_options(**sampling)
+        request = Request(prompt, params, _checked_namespace(namespace), stream=True)
         async for chunk in self.submit_astream(request):
             yield chunk
 
@@ -366,7 +400,7 @@ class Runtime(OneConstructor):
         else:
             key = np.asarray(self.processor.encode(prefix, add_generation_prompt=False).ids, np.int32)
         number = next(_hold_numbers)
-        self._thread.post(partial(_hold, number, key, namespace, seconds, label))
+        self._thread.post(partial(_hold, number, key, namespace or self.namespace, seconds, label))
         return Held(self._thread, number)
 
     @overload
@@ -441,7 +475,7 @@ class Runtime(OneConstructor):
 
         What a running request, a pin or another cached prompt uses stays. Engines without such a call ignore it.
         """
-        self._thread.post(partial(_drop_cached, np.asarray(ids, np.int32), keep))
+        self._thread.post(partial(_drop_cached, np.asarray(ids, np.int32), keep, self.namespace))
 
     # -- submission --------------------------------------------------------------------------------------------
 
@@ -503,7 +537,7 @@ class Runtime(OneConstructor):
                         listener.on_error(one)
                     else:
                         listener.future.add_done_callback(
-                            partial(pass_cancel, weakref.WeakMethod(self._cancel), one.id)
+                            partial(pass_cancel, weakref.WeakMethod(self._whole._cancel), one.id)
                         )
                 self._add([one for one in given if isinstance(one, Submission)])
 
@@ -522,6 +556,8 @@ class Runtime(OneConstructor):
         """Prepare requests for the engine; a request that cannot be prepared gives the reason instead."""
         arrived_s = time.monotonic()
         remote = self.base_url is not None
+        if self.namespace:
+            requests = [one if one.namespace else replace(one, namespace=self.namespace) for one in requests]
         seen = [traced(*one, self.model_name, remote=remote) for one in zip(requests, listeners, strict=True)]
         listeners = [CheckedListener.wrap(*one, self._ask_again) for one in zip(requests, seen, strict=True)]
         given = [
@@ -581,7 +617,13 @@ def _hold(number: int, key: int | np.ndarray, namespace: str, seconds: float | N
         waits.hold(number, key, namespace, seconds, label)
 
 
-def _drop_cached(ids: np.ndarray, keep: int, engine: Any) -> None:
+def _drop_cached(ids: np.ndarray, keep: int, namespace: str, engine: Any) -> None:
     drop = getattr(engine, "drop", None)
     if drop is not None:
-        drop(ids, keep)
+        drop(ids, keep, namespace)
+
+
+def _checked_namespace(namespace: object) -> str:
+    if not isinstance(namespace, str):
+        raise ConfigError(f"namespace is {namespace!r}; give a text, such as the name of a tenant")
+    return namespace

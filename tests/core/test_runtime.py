@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -426,3 +427,36 @@ def test_a_loaded_runtime_states_its_precision() -> None:
         assert "not loaded" in repr(rt)
         rt.load()
         assert "weights in float32, KV in float32, loaded" in repr(rt)
+
+
+def cached(runtime: Runtime, prompt: list[int], **options: str) -> int:
+    done = runtime.generate(prompt, **GREEDY, **options)
+    assert done.token_ids == runtime.generate(prompt, **GREEDY, **options).token_ids
+    return done.usage.cached_tokens
+
+
+def test_namespaces_of_one_engine_share_no_kv() -> None:
+    prompt = random_prompt(40, seed=77)
+    with runtime(namespace="a") as first:
+        second = first.in_namespace("b")
+        assert cached(first, prompt) == 0
+        assert cached(second, prompt) == cached(first, prompt, namespace="c") == 0
+        assert cached(first, prompt) == cached(second, prompt, namespace="a") == cached(first, prompt, namespace="b")
+        assert cached(first, prompt) > 30
+        given = Request(prompt, SamplingParams(**GREEDY))
+        assert first.complete(given).usage.cached_tokens and given.namespace == ""
+        waiting = first.in_namespace("d").submit(Request(prompt, SamplingParams(max_tokens=1500, ignore_eos=True)))
+        assert waiting.cancel()
+        second.close()
+        assert first.closed
+    with pytest.raises(ConfigError, match="namespace is 3"):
+        runtime(namespace=3)
+
+
+def test_shared_runtimes_of_two_namespaces_have_one_engine() -> None:
+    plain, one, other = (Runtime.shared("sprout", namespace=name) for name in ("", "a", "b"))
+    assert one is Runtime.shared("sprout", namespace="a") and one is not other
+    assert one._thread is other._thread is plain._thread
+    assert pickle.loads(pickle.dumps(one)) is one
+    plain.close()
+    assert Runtime.shared("sprout", namespace="a") is not one
