@@ -153,9 +153,9 @@ def _common(file: GgufFile) -> Config:
         "attention_bias": has("blk.0.attn_q.bias"),
         "mlp_bias": has("blk.0.ffn_up.bias"),
         "rope_parameters": rope(file),
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+        "bos_token_id": file.token_id("bos"),
+        "eos_token_id": file.token_id("eos"),
+        "pad_token_id": file.token_id("padding"),
         "dtype": dtype_name(file),
     }
     if file.get("feed_forward_length"):

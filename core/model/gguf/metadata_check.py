@@ -95,6 +95,9 @@ _TOKENIZER: dict[str, _Kind] = {
     "add_bos_token": _FLAG, "add_space_prefix": _FLAG,
 }  # fmt: skip
 
+_NO_TOKEN = (1 << 32) - 1
+"""The id that converters write for a special token that a model has not."""
+
 _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 
 _EMBEDS = frozenset(
@@ -140,10 +143,11 @@ def _check_tokens(file: GgufFile) -> None:
             )
     for name in _IDS:
         key = f"tokenizer.ggml.{name}_token_id"
-        if tokens and key in file.metadata:
-            found = file.metadata[key]
-            if type(found) is not int or not 0 <= found < len(tokens):
-                raise _wrong(file, key, f"the id of one of {len(tokens)} tokens")
+        if type(file.metadata.get(key, 0)) is not int:
+            raise _wrong(file, key, "the id of a token")
+    end = file.metadata.get("tokenizer.ggml.eos_token_id", _NO_TOKEN)
+    if tokens and end != _NO_TOKEN and file.token_id("eos") is None:  # other ids that no token has are none
+        raise _wrong(file, "tokenizer.ggml.eos_token_id", f"the id of one of {len(tokens)} tokens")
     table = file.tensors.get("token_embd.weight")
     if table is not None and len(table.shape) == 2 and len(tokens) > table.shape[0]:
         raise ModelError(

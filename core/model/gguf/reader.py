@@ -83,6 +83,15 @@ class GgufFile:
         """Return the metadata of the file's own architecture."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a special token; None if the file has none, or an id that no token has, as llama.cpp does.
+
+        Converters write 2^32 - 1 for none.
+        """
+        found = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        return None if found is None or (tokens and not 0 <= found < len(tokens)) else int(found)
+
     def floats(self, name: str) -> npt.NDArray[np.float32] | None:
         """Return a small tensor of float32; None if the file has none of this name."""
         info = self.tensors.get(name)

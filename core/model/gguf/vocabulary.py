@@ -92,9 +92,9 @@ def tokenizer_files(file: GgufFile) -> dict[str, Json]:
     types = meta.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     spec = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens, types)
     names = {
-        name: tokens[meta[f"tokenizer.ggml.{key}_token_id"]]
+        name: tokens[number]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if meta.get(f"tokenizer.ggml.{key}_token_id") is not None
+        if (number := file.token_id(key)) is not None
     }
     spec["added_tokens"] = _added(spec["model"]["vocab"], tokens, types, set(names.values()))
     adds = "bos" in names and _adds_bos(file, kind)
@@ -113,8 +113,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, Json]:
 
 def end_ids(file: GgufFile, tokens: list[str], types: list[int]) -> list[int]:
     """Return the ids that end an answer: those of the metadata, and control tokens that end turns."""
-    keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-    found = [int(file.metadata[key]) for key in keys if file.metadata.get(key) is not None]
+    found = [number for name in ("eos", "eot", "eom") if (number := file.token_id(name)) is not None]
     ends = END_TOKENS - {"<|end|>"} if set(tokens) >= _HARMONY else END_TOKENS
     found += [i for i, token in enumerate(tokens) if token in ends and types[i] in (_CONTROL, _USER)]
     return list(dict.fromkeys(found))
@@ -219,7 +218,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> Json:
     given = file.metadata.get("tokenizer.ggml.merges")
     ranks = [-float(i) for i in range(len(tokens))] if gemma else scores  # Gemma's scores are not its merges' order
     merges = [_pair(merge) for merge in given] if given else merges_of(vocab, tokens, ranks, types)
-    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = file.token_id("unknown")
     model = _bpe(
         vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=tokens[unknown] if unknown is not None else None
     )

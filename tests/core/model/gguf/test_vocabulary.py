@@ -93,3 +93,12 @@ def test_whole_words_go_before_merges_in_llama_3(tmp_path: Path) -> None:
         assert [own.hf.convert_ids_to_tokens(i) for i in own.encode("ab")] == expected
     spec = Core(BPE({"a": 0, "b": 1, "ab": 2}, [], ignore_merges=True))
     assert spec.encode("ab").tokens == ["ab"]
+
+
+def test_ids_of_special_tokens_that_no_token_has_are_none(tmp_path: Path) -> None:
+    """Files without a padding token have 2^32 - 1 there, which was an IndexError."""
+    none = (1 << 32) - 1
+    changed = {"bos_token_id": none, "padding_token_id": none, "unknown_token_id": len(PIECES)}
+    own = tokenizer_of(tmp_path, **PIECEWISE | changed)
+    assert [own.hf.convert_ids_to_tokens(i) for i in own.encode("the and")] == ["▁the", "▁and"]
+    assert own.hf.pad_token is None and set(own.eos_token_ids) == {2, PIECES.index("<end_of_turn>")}
