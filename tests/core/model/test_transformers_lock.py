@@ -40,10 +40,10 @@ def unlocked(node: ast.AST) -> Iterator[int]:
             continue
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
-        names = [alias.name for alias in child.names] if isinstance(child, ast.Import) else []
-        names += [child.module or ""] if isinstance(child, ast.ImportFrom) else []
-        if any(name.split(".")[0] == "transformers" for name in names):
-            yield child.lineno  # type: ignore[attr-defined]
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            names = [child.module or ""] if isinstance(child, ast.ImportFrom) else [one.name for one in child.names]
+            if any(name.split(".")[0] == "transformers" for name in names):
+                yield child.lineno
         yield from unlocked(child)
 
 
